@@ -1,0 +1,91 @@
+# What every target of the workbook shares, and the functions that make one.
+set(CMAKE_CXX_STANDARD 20)
+set(CMAKE_CXX_STANDARD_REQUIRED ON)
+set(CMAKE_CXX_EXTENSIONS OFF)
+set(CMAKE_EXPORT_COMPILE_COMMANDS ON)
+
+find_program(CCACHE ccache)
+if(CCACHE)
+  set(CMAKE_CXX_COMPILER_LAUNCHER ${CCACHE})
+endif()
+
+find_package(Threads REQUIRED)
+find_path(NLOHMANN_JSON_INCLUDE nlohmann/json.hpp REQUIRED)
+find_path(CLI11_INCLUDE CLI/CLI.hpp REQUIRED)
+
+if(WORKBOOK_GPU)
+  if(WORKBOOK_SANITIZE)
+    message(FATAL_ERROR "WORKBOOK_SANITIZE is for the emulator (preset cpu-asan); on a GPU use compute-sanitizer.")
+  endif()
+  set(CMAKE_CUDA_ARCHITECTURES ${WORKBOOK_CUDA_ARCHITECTURES})
+  enable_language(CUDA)
+  if(NOT CMAKE_CUDA20_STANDARD_COMPILE_OPTION) # CMake 3.25 does not know nvcc's flag for C++20
+    set(CMAKE_CUDA20_STANDARD_COMPILE_OPTION -std=c++20)
+  endif()
+  set(CMAKE_CUDA_STANDARD 20)
+  set(CMAKE_CUDA_STANDARD_REQUIRED ON)
+  set(CMAKE_CUDA_EXTENSIONS OFF)
+  find_package(CUDAToolkit 12.4 REQUIRED)
+else()
+  # The emulator needs the toolkit's headers and nothing else of it.
+  find_path(WORKBOOK_CUDA_INCLUDE cuda_runtime.h
+    HINTS $ENV{CUDA_HOME} $ENV{CUDA_PATH} /usr/local/cuda
+    PATH_SUFFIXES include targets/x86_64-linux/include
+    DOC "Folder that holds cuda_runtime.h")
+  if(NOT WORKBOOK_CUDA_INCLUDE)
+    message(FATAL_ERROR "The CUDA headers (cuda_runtime.h) were not found. Run ./workbook doctor, or set -DWORKBOOK_CUDA_INCLUDE=<folder>.")
+  endif()
+  find_path(WORKBOOK_CCCL_INCLUDE thrust/device_vector.h
+    HINTS ${WORKBOOK_CUDA_INCLUDE}/cccl ${WORKBOOK_CUDA_INCLUDE}
+    DOC "Folder that holds thrust/")
+  if(NOT WORKBOOK_CCCL_INCLUDE)
+    message(FATAL_ERROR "Thrust's headers were not found. Run ./workbook doctor, or set -DWORKBOOK_CCCL_INCLUDE=<folder>.")
+  endif()
+  find_package(boost_context CONFIG QUIET)
+  if(NOT TARGET Boost::context)
+    find_package(Boost 1.71 REQUIRED COMPONENTS context)
+  endif()
+endif()
+
+add_library(workbook_flags INTERFACE)
+target_include_directories(workbook_flags INTERFACE ${PROJECT_SOURCE_DIR}/common)
+target_include_directories(workbook_flags SYSTEM INTERFACE ${NLOHMANN_JSON_INCLUDE} ${CLI11_INCLUDE})
+target_link_libraries(workbook_flags INTERFACE Threads::Threads)
+# Device code says #pragma unroll, which g++ does not know; g++ 12 reports -Wrestrict inside of std::string (GCC bug 105651).
+target_compile_options(workbook_flags INTERFACE
+  $<$<COMPILE_LANGUAGE:CXX>:-Wall -Wextra -Wno-unknown-pragmas -Wno-restrict>
+  $<$<COMPILE_LANGUAGE:CUDA>:-Xcompiler=-Wall,-Wextra,-Wno-unknown-pragmas>)
+if(WORKBOOK_GPU)
+  target_link_libraries(workbook_flags INTERFACE CUDA::cudart)
+  target_compile_definitions(workbook_flags INTERFACE SIMT_GPU=1)
+else()
+  target_include_directories(workbook_flags SYSTEM INTERFACE ${WORKBOOK_CUDA_INCLUDE} ${WORKBOOK_CCCL_INCLUDE})
+  target_link_libraries(workbook_flags INTERFACE Boost::context)
+  target_compile_definitions(workbook_flags INTERFACE THRUST_DEVICE_SYSTEM=THRUST_DEVICE_SYSTEM_CPP)
+endif()
+if(WORKBOOK_SANITIZE)
+  target_compile_options(workbook_flags INTERFACE -fsanitize=address,undefined -fno-sanitize-recover=undefined -fno-omit-frame-pointer)
+  target_link_options(workbook_flags INTERFACE -fsanitize=address,undefined)
+endif()
+
+# Sources that end in .cu go to nvcc in the gpu build and to the host compiler in the emulator's.
+function(workbook_sources target)
+  if(NOT WORKBOOK_GPU)
+    foreach(source IN LISTS ARGN)
+      if(source MATCHES "\\.cu$")
+        set_source_files_properties(${source} PROPERTIES LANGUAGE CXX COMPILE_OPTIONS "-xc++")
+      endif()
+    endforeach()
+  endif()
+  target_sources(${target} PRIVATE ${ARGN})
+endfunction()
+
+# workbook_step(03 <sources>): library stage03 (for its program and its tests) and program step03.
+function(workbook_step number)
+  add_library(stage${number} STATIC)
+  workbook_sources(stage${number} ${ARGN})
+  target_include_directories(stage${number} PUBLIC ${CMAKE_CURRENT_SOURCE_DIR}/..)
+  target_link_libraries(stage${number} PUBLIC common)
+  add_executable(step${number} main.cpp)
+  target_link_libraries(step${number} PRIVATE stage${number})
+endfunction()

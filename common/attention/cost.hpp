@@ -1,0 +1,106 @@
+/// @file
+/// What a problem costs: floating-point operations, global-memory traffic in closed form, and the time they take.
+#pragma once
+
+#include "attention/problem.hpp"
+
+#include <string>
+#include <string_view>
+#include <vector>
+
+namespace workbook {
+
+/// Bytes that threads ask of one tensor, each element as often as it is asked for.
+struct TensorTraffic {
+    std::string tensor;
+    long long read = 0;
+    long long written = 0;
+};
+
+/// Bytes per tensor, in the order Q, K, V, intermediate tensors, O, LSE. Tensors that are not touched are left out.
+struct Traffic {
+    std::vector<TensorTraffic> tensors;
+
+    long long read() const;     ///< over all tensors
+    long long written() const;  ///< over all tensors
+    long long total() const { return read() + written(); }
+};
+
+/// Forward FLOPs as the FlashAttention papers count them: 4 * B * Hq * Nq * Nkv * d, halved when causal.
+double forward_flops(const Problem& problem);
+
+/// What one run of a stage moves, in closed form.
+struct Movement {
+    Traffic requested;  ///< what the threads ask for: the emulator's ledger must count exactly this
+    /// What must cross HBM when each pass of a kernel over a tensor costs it once and re-reads within the pass hit a cache.
+    Traffic dram;
+};
+
+/// Stage 01. Requested: scores reads Q once a row and K once a (row, key); S is written once and read three times (maximum,
+/// sum, normalisation); P is written and read once; V is read once a (row, key). DRAM: Q, K, V once; S written and read; P
+/// written and read. Causal masks but skips nothing, so it moves the same bytes; the same holds for stages 02 and 03.
+/// @throws InvalidArgument where check() does; so do the functions below
+Movement naive_movement(const Problem& problem);
+
+/// Stage 02: as stage 01 without S and P.
+Movement online_softmax_movement(const Problem& problem);
+
+/// Tile sizes of FlashAttention-1, Algorithm 1, line 1: Bc = M / 4d, Br = min(Bc, d), M in float32 elements of shared memory.
+struct Tiles {
+    int Br = 0;
+    int Bc = 0;
+};
+
+/// Stage 03 with Tc = ceil(Nkv / Bc) passes over Q. K and V are read once by each query head (also where query heads share
+/// them), Q by every pass. Between passes O is kept unfinished in the float32 tensor O_acc, beside l and m (float32, one a row):
+/// passes 1 to Tc-1 write the three, passes 2 to Tc read them; the first pass starts them in registers. The last pass writes O
+/// in the problem's type, and LSE. With Tc = 1 there is no O_acc, l or m. DRAM: the same, since a pass over a long Q
+/// leaves nothing in the cache for the next. (FlashAttention, Dao et al. 2022, Algorithm 1 and theorem 2.)
+/// @throws InvalidArgument also when Bc < 1
+Movement flash1_movement(const Problem& problem, const Tiles& tiles);
+
+/// The fewest bytes any exact attention moves: Q, K, V read once, O and LSE written once.
+Traffic compulsory_traffic(const Problem& problem);
+
+/// Which unit does the multiplications of a kernel.
+enum class Unit { fp32, tensor_16bit, tensor_fp8 };
+
+/// A GPU as its datasheet describes it. Rates are dense (no sparsity), in operations per second; bandwidths in bytes per second.
+struct Gpu {
+    std::string_view key;    ///< "h200"
+    std::string_view name;   ///< "NVIDIA H200 SXM"
+    int compute_capability;  ///< 90 for 9.0
+    int sms;
+    double clock;                         ///< boost clock of the SMs, Hz
+    double bandwidth;                     ///< of HBM or GDDR
+    double fp32;                          ///< FP32 FMA units
+    double tensor_16bit;                  ///< tensor cores, f16/bf16 inputs, float32 accumulation
+    double tensor_fp8;                    ///< 0 where there is none
+    std::size_t shared_memory_per_block;  ///< bytes, with opt-in
+    std::string_view source;              ///< the datasheet or white paper the numbers come from
+
+    double rate(Unit unit) const;
+    double l1_bandwidth() const { return 128.0 * sms * clock; }  ///< 128 bytes a clock and SM
+};
+
+/// a100, h100, h200, rtx4090, rtx5090
+const std::vector<Gpu>& gpus();
+
+/// @throws InvalidArgument that lists the keys
+const Gpu& find_gpu(std::string_view key);
+
+/// T = max(FLOPs / rate, bytes / bandwidth), the roofline model (Williams et al. 2009), with a second bytes term for the on-chip
+/// side: what the threads ask for must at least cross the L1 cache. A lower bound: launch overhead and latency come on top.
+struct Prediction {
+    double compute_seconds = 0;
+    double dram_seconds = 0;
+    double l1_seconds = 0;
+
+    double seconds() const;
+    std::string_view bound() const;  ///< "FP32 units", "tensor cores", "HBM" (also for GDDR) or "L1": the largest term
+    Unit unit = Unit::fp32;
+};
+/// @throws InvalidArgument when the GPU does not have the unit
+Prediction predict(const Gpu& gpu, Unit unit, double flops, const Movement& movement);
+
+}  // namespace workbook

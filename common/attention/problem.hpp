@@ -1,0 +1,63 @@
+/// @file
+/// The problem that every stage solves: O = softmax(scale * Q K^T + mask) V, and LSE.
+#pragma once
+
+#include "attention/dtype.hpp"
+#include "attention/error.hpp"
+
+#include <array>
+#include <optional>
+#include <string>
+
+namespace workbook {
+
+/// Order of the dimensions in memory. Shapes are always spoken of as (B, H, N, d).
+enum class Layout { bhnd, bnhd };
+
+const char* name(Layout layout);
+/// @throws InvalidArgument
+Layout parse_layout(std::string_view word);
+
+/// Strides of the batch, the head and the row, in elements. The innermost stride is 1.
+using Strides = std::array<long long, 3>;
+
+/// One attention problem.
+///
+/// Q and O are (B, Hq, Nq, d), K and V are (B, Hkv, Nkv, d), LSE is (B, Hq, Nq) in float32.
+/// Query head h reads key/value head h / (Hq / Hkv): grouped-query attention (Ainslie et al. 2023).
+/// Causal is aligned to the bottom right: key j is visible to query i when j <= i + Nkv - Nq.
+/// A row that sees no key gives O = 0 and LSE = -infinity.
+struct Problem {
+    int batch = 1;
+    int heads = 1;
+    int kv_heads = 1;
+    int seq = 256;
+    int kv_seq = 256;
+    int head_dim = 64;
+    DType dtype = DType::f32;
+    bool causal = false;
+    std::optional<float> softmax_scale = std::nullopt;  ///< 1/sqrt(d) where it is not given; option "scale"
+    Layout layout = Layout::bhnd;                       ///< of Q, K, V and O
+
+    float scale() const;  ///< softmax_scale, or its default
+
+    long long q_elements() const;   ///< of Q, and of O
+    long long kv_elements() const;  ///< of K, and of V
+    long long rows() const;         ///< B * Hq * Nq: softmax rows, and elements of LSE
+
+    /// Number of keys that query row i (0 <= i < Nq) sees.
+    int visible_keys(int i) const;
+
+    Strides q_strides() const;   ///< of Q and O when they are packed in `layout`
+    Strides kv_strides() const;  ///< of K and V when they are packed in `layout`
+};
+
+/// Checks each field and their agreement: sizes of 1 or more, head_dim at most 256, heads a multiple of kv_heads, a finite scale
+/// (0 and negative are well defined), and B * Hq * Nq * Nkv * d at most 2^56, so that no byte count overflows.
+/// @throws InvalidArgument with the parameter's name, its value and what is accepted
+void check(const Problem& problem);
+
+/// "B=1 Hq=4 Hkv=1 Nq=300 Nkv=517 d=128 bf16 causal"; a given scale and a layout other than bhnd follow.
+std::string describe(const Problem& problem);
+
+}  // namespace workbook

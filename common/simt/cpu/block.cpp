@@ -1,0 +1,333 @@
+#include "simt/cpu/block.hpp"
+
+#include "simt/cpu/shared.hpp"
+
+#include <algorithm>
+#include <bit>
+#include <cstdlib>
+#include <cstring>
+#include <map>
+#include <new>
+#include <sstream>
+#include <utility>
+
+#if defined(__SANITIZE_ADDRESS__)
+#include <sanitizer/asan_interface.h>
+#endif
+
+namespace simt::cpu {
+namespace {
+
+/// Thrown at the suspension point of the threads of a block that failed, to unwind their stacks.
+struct Abandoned {};
+
+/// "0-31,64"
+std::string ranges(const std::vector<unsigned>& sorted) {
+    std::ostringstream out;
+    for (std::size_t i = 0; i < sorted.size();) {
+        std::size_t j = i;
+        while (j + 1 < sorted.size() && sorted[j + 1] == sorted[j] + 1) ++j;
+        out << (i ? "," : "") << sorted[i];
+        if (j > i) out << "-" << sorted[j];
+        i = j + 1;
+    }
+    return out.str();
+}
+
+std::string text(uint3 i) {
+    std::ostringstream out;
+    out << "(" << i.x << "," << i.y << "," << i.z << ")";
+    return out.str();
+}
+
+constexpr std::size_t kSharedAlignment = 1024;
+
+}  // namespace
+
+Block& block() {
+    if (!current_block) throw Error("a device function was called outside of a kernel");
+    return *current_block;
+}
+
+[[gnu::noinline]] void charge_here(int tensor, bool write, const void* address, std::size_t bytes) {
+    current_block->charge(tensor, write, address, bytes, __builtin_return_address(0));
+}
+
+void shared_out_of_bounds(const char* name, int r, int c, int rows, int cols) {
+    std::ostringstream out;
+    const bool vector = cols < 0;
+    out << "out of bounds: shared " << name << "(" << r;
+    if (!vector) out << ", " << c;
+    out << ") of extent (" << rows;
+    if (!vector) out << ", " << cols;
+    out << ") by " << block().whereabouts();
+    throw Error(out.str());
+}
+
+void Block::FreeDeleter::operator()(std::byte* p) const { std::free(p); }
+
+Block::Block() {
+    // Waiting lanes are reported by the address of their meeting, so meetings must not move: 32 masks can be apart at most.
+    for (Warp& warp : warps_) warp.meetings.reserve(kLanes);
+}
+
+void Block::prepare(uint3 index) {
+    const dim3 shape = launch_->block;
+    const unsigned n = shape.x * shape.y * shape.z;
+    threads_.clear();  // before their stacks may move
+    stacks_.reserve(n);
+    if (launch_->smem > shared_capacity_) {
+        shared_capacity_ = (launch_->smem + kSharedAlignment - 1) / kSharedAlignment * kSharedAlignment;
+        shared_.reset(static_cast<std::byte*>(std::aligned_alloc(kSharedAlignment, shared_capacity_)));
+        if (!shared_) throw std::bad_alloc();
+        shadow_.resize(shared_capacity_);
+    }
+#if defined(__SANITIZE_ADDRESS__)
+    if (shared_capacity_) {
+        ASAN_UNPOISON_MEMORY_REGION(shared_.get(), launch_->smem);
+        ASAN_POISON_MEMORY_REGION(shared_.get() + launch_->smem, shared_capacity_ - launch_->smem);
+    }
+#endif
+    if (launch_->smem) std::memset(shared_.get(), 0xff, launch_->smem);  // every float, half and bfloat16 starts as NaN
+
+    blockIdx = index;
+    blockDim = shape;
+    gridDim = launch_->grid;
+    for (Warp& warp : warps_) {
+        warp.head = warp.count = warp.lanes = warp.epoch = 0;
+        warp.meetings.resize(1);
+        warp.meetings[0].arrived = 0;
+    }
+    ready_warps_ = 0;
+    turn_ = 0;
+    at_barrier_.clear();
+    ++epoch_;
+    error_ = nullptr;
+    abandoned_ = false;
+    coalescer_.begin_block((n + kLanes - 1) / kLanes);
+
+    threads_.resize(n);
+    live_ = n;
+    for (unsigned i = 0; i < n; ++i) {
+        Thread& t = threads_[i];
+        t.linear = i;
+        t.lane = i % kLanes;
+        t.warp = i / kLanes;
+        t.index = {i % shape.x, i / shape.x % shape.y, i / shape.x / shape.y};
+        warps_[t.warp].lanes |= 1u << t.lane;
+        t.fiber = boost::context::fiber(std::allocator_arg, stacks_.allocator(i), [this](boost::context::fiber&& back) {
+            scheduler_ = std::move(back);
+            SwitchNote{}.arrive(&scheduler_stack_, &scheduler_stack_bytes_);
+            try {
+                if (!abandoned_) (*body_)();
+            } catch (const Abandoned&) {
+            } catch (...) {
+                if (!error_) error_ = std::current_exception();
+            }
+            SwitchNote{}.leave(scheduler_stack_, scheduler_stack_bytes_, true);
+            return std::move(scheduler_);
+        });
+        make_ready(t);
+    }
+}
+
+void Block::run(const LaunchInfo& launch, uint3 index, const std::function<void()>& body) {
+    launch_ = &launch;
+    body_ = &body;
+    prepare(index);
+    while (live_ > 0) {
+        if (!ready_warps_ && !error_) error_ = std::make_exception_ptr(Deadlock(deadlock_report()));
+        if (error_) {
+            unwind_all();
+            std::rethrow_exception(std::exchange(error_, nullptr));
+        }
+        Thread& thread = next_ready();
+        enter(thread);
+        if (!thread.fiber) --live_;
+    }
+    if (error_) std::rethrow_exception(std::exchange(error_, nullptr));
+}
+
+void Block::unwind_all() {
+    abandoned_ = true;
+    for (Thread& t : threads_)
+        while (t.fiber) enter(t);
+}
+
+void Block::make_ready(Thread& thread) {
+    thread.waits_at = nullptr;
+    Warp& warp = warps_[thread.warp];
+    warp.ready[(warp.head + warp.count++) % kLanes] = &thread;
+    ready_warps_ |= 1u << thread.warp;
+}
+
+Thread& Block::next_ready() {
+    unsigned w = 0;
+    switch (launch_->schedule) {
+        case Schedule::lowest_first: w = static_cast<unsigned>(std::countr_zero(ready_warps_)); break;
+        case Schedule::highest_first: w = 31u - static_cast<unsigned>(std::countl_zero(ready_warps_)); break;
+        case Schedule::round_robin:
+            w = (turn_ + static_cast<unsigned>(std::countr_zero(std::rotr(ready_warps_, static_cast<int>(turn_))))) % kMaxWarps;
+            break;
+    }
+    Warp& warp = warps_[w];
+    Thread& thread = *warp.ready[warp.head];
+    warp.head = (warp.head + 1) % kLanes;
+    if (--warp.count == 0) {
+        ready_warps_ &= ~(1u << w);
+        turn_ = (w + 1) % kMaxWarps;
+    }
+    return thread;
+}
+
+void Block::enter(Thread& thread) {
+    self_ = &thread;
+    threadIdx = thread.index;
+    thread.run_ahead = 0;
+    SwitchNote note;
+    note.leave(stacks_.low(thread.linear), StackSlab::kStackBytes);
+    thread.fiber = std::move(thread.fiber).resume();
+    note.arrive();
+}
+
+void Block::suspend(const char* operation, const void* object) {
+    self_->waits_at = operation;
+    self_->waits_for = object;
+    SwitchNote note;
+    note.leave(scheduler_stack_, scheduler_stack_bytes_);
+    scheduler_ = std::move(scheduler_).resume();
+    note.arrive(&scheduler_stack_, &scheduler_stack_bytes_);
+    if (abandoned_) throw Abandoned{};
+}
+
+void Block::sync_threads(const char* operation) {
+    if (at_barrier_.size() + 1 < threads_.size()) {
+        at_barrier_.push_back(self_);
+        suspend(operation, &at_barrier_);
+        return;
+    }
+    for (Thread* t : at_barrier_) make_ready(*t);
+    at_barrier_.clear();
+    ++epoch_;
+    coalescer_.align_all();
+}
+
+Rendezvous& Block::arrive(const char* operation, unsigned mask, void* deposit) {
+    Warp& warp = warps_[self_->warp];
+    const unsigned bit = 1u << self_->lane;
+    if (!(mask & bit))
+        throw Error(std::string(operation) + ": lane " + std::to_string(self_->lane) + " is not in the mask that it passes, by " +
+                    whereabouts());
+    mask &= warp.lanes;
+    Rendezvous* place = nullptr;
+    for (Rendezvous& m : warp.meetings) {
+        if (m.arrived && m.mask == mask) {
+            place = &m;
+            break;
+        }
+        // Lanes that wait elsewhere for this one would be waited for here: neither can go on. Other overlaps resolve themselves.
+        if ((m.arrived & mask) && (m.mask & bit))
+            throw Error(std::string(operation) + ": the mask of " + whereabouts() +
+                        " overlaps with another one that lanes of its warp wait with at " + m.operation);
+        if (!m.arrived && !place) place = &m;
+    }
+    if (!place) place = &warp.meetings.emplace_back();
+    if (!place->arrived) {
+        place->operation = operation;
+        place->mask = mask;
+    } else if (place->operation != operation && std::strcmp(place->operation, operation) != 0) {
+        throw Error("warp divergence: " + whereabouts() + " is at " + operation + " while other lanes of its warp wait at " +
+                    place->operation + "; all lanes in the mask must reach the same operation");
+    }
+    place->arrived |= bit;
+    place->deposits[self_->lane] = deposit;
+    return *place;
+}
+
+void Block::leave(Rendezvous& place) {
+    place.arrived = 0;
+    if (place.mask == warps_[self_->warp].lanes) coalescer_.align(self_->warp);
+    const unsigned base = self_->warp * kLanes;
+    for (unsigned lane = 0; lane < kLanes; ++lane)
+        if ((place.mask >> lane & 1u) && lane != self_->lane) make_ready(threads_[base + lane]);
+}
+
+void Block::charge(int tensor, bool write, const void* address, std::size_t bytes, const void* site) {
+    coalescer_.charge(self_->warp, self_->lane, tensor, write, reinterpret_cast<std::uintptr_t>(address), bytes, site);
+    if (++self_->run_ahead >= Coalescer::kRunAhead) {
+        make_ready(*self_);
+        suspend("giving way", nullptr);
+    }
+}
+
+bool Block::ordered(std::uint32_t epoch, std::uint16_t who, std::uint16_t warp_epoch) const {
+    if (epoch != epoch_) return true;  // a block-wide barrier lies between, or nobody touched it in this block
+    if (who == self_->linear) return true;
+    if (who == Shadow::kManyWarps) return false;
+    const unsigned warp = who & Shadow::kLanesOfWarp ? who & ~Shadow::kLanesOfWarp : who / kLanes;
+    return warp == self_->warp && warp_epoch != static_cast<std::uint16_t>(warps_[warp].epoch);  // a __syncwarp lies between
+}
+
+void Block::check_shared_read(Shadow& cell, const char* name, int r, int c) {
+    if (!ordered(cell.write_epoch, cell.writer, cell.write_warp_epoch)) race("reads", "wrote", cell.writer, name, r, c);
+    // Who is ordered after this read is ordered after the reads before it that a barrier orders, so those can be forgotten.
+    if (!ordered(cell.read_epoch, cell.reader, cell.read_warp_epoch)) {
+        const auto lanes = static_cast<std::uint16_t>(Shadow::kLanesOfWarp | self_->warp);
+        const bool same_warp = cell.reader != Shadow::kManyWarps &&
+                               (cell.reader == lanes || (!(cell.reader & Shadow::kLanesOfWarp) && cell.reader / kLanes == self_->warp));
+        cell.reader = same_warp ? lanes : Shadow::kManyWarps;
+    } else {
+        cell.reader = static_cast<std::uint16_t>(self_->linear);
+    }
+    cell.read_epoch = epoch_;
+    cell.read_warp_epoch = static_cast<std::uint16_t>(warps_[self_->warp].epoch);
+}
+
+void Block::check_shared_write(Shadow& cell, const char* name, int r, int c) {
+    if (!ordered(cell.write_epoch, cell.writer, cell.write_warp_epoch)) race("writes", "wrote", cell.writer, name, r, c);
+    if (!ordered(cell.read_epoch, cell.reader, cell.read_warp_epoch)) race("writes", "read", cell.reader, name, r, c);
+    cell.write_epoch = epoch_;
+    cell.writer = static_cast<std::uint16_t>(self_->linear);
+    cell.write_warp_epoch = static_cast<std::uint16_t>(warps_[self_->warp].epoch);
+}
+
+void Block::race(const char* access, const char* earlier, std::uint16_t who, const char* name, int r, int c) const {
+    std::ostringstream out;
+    out << "race in " << launch_->kernel << ": " << whereabouts() << " " << access << " shared " << name << "(" << r;
+    if (c >= 0) out << ", " << c;
+    out << "), which ";
+    if (who == Shadow::kManyWarps)
+        out << "threads of several warps";
+    else if (who & Shadow::kLanesOfWarp)
+        out << "lanes of warp " << (who & ~Shadow::kLanesOfWarp);
+    else
+        out << "thread " << who;
+    out << " " << earlier << ", and no barrier lies between: is a __syncthreads() missing?";
+    throw Race(out.str());
+}
+
+std::string Block::whereabouts() const { return "thread " + std::to_string(self_->linear) + " of block " + text(blockIdx); }
+
+std::string Block::deadlock_report() const {
+    std::map<std::pair<std::string, const void*>, std::vector<unsigned>> waiting;
+    for (const Thread& t : threads_)
+        if (t.fiber) waiting[{t.waits_at, t.waits_for}].push_back(t.linear);
+    std::ostringstream out;
+    out << "deadlock in " << launch_->kernel << ", block " << text(blockIdx) << ": " << live_ << " of " << threads_.size()
+        << " threads wait for ever";
+    for (const auto& [where, who] : waiting) {
+        out << "\n  " << who.size() << (who.size() == 1 ? " waits at " : " wait at ") << where.first << ": thread"
+            << (who.size() == 1 ? " " : "s ") << ranges(who);
+        for (const Rendezvous& m : warps_[who.front() / kLanes].meetings)
+            if (&m == where.second) {
+                std::vector<unsigned> missing;
+                for (unsigned lane = 0; lane < kLanes; ++lane)
+                    if ((m.mask & ~m.arrived) >> lane & 1u) missing.push_back(lane);
+                out << " (for lanes " << ranges(missing) << " of warp " << who.front() / kLanes << ")";
+            }
+    }
+    if (const std::size_t returned = threads_.size() - live_) out << "\n  " << returned << " have returned from the kernel";
+    return out.str();
+}
+
+}  // namespace simt::cpu

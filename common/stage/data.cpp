@@ -1,0 +1,233 @@
+#include "stage/data.hpp"
+
+#include <array>
+#include <charconv>
+#include <cstdint>
+#include <cstdio>
+#include <cstring>
+#include <limits>
+
+namespace workbook {
+namespace {
+
+/// Copies (B, H, N, d) from one set of strides to another, row by row.
+void reorder(const std::byte* from, const Strides& from_strides, std::byte* to, const Strides& to_strides, int batch, int heads, int rows,
+             int dim, std::size_t element) {
+    for (int b = 0; b < batch; ++b)
+        for (int h = 0; h < heads; ++h)
+            for (int i = 0; i < rows; ++i) {
+                const long long source = b * from_strides[0] + h * from_strides[1] + i * from_strides[2];
+                const long long target = b * to_strides[0] + h * to_strides[1] + i * to_strides[2];
+                std::memcpy(to + target * element, from + source * element, dim * element);
+            }
+}
+
+/// Files hold (B, H, N, d) packed whatever the layout in memory is.
+Problem as_filed(Problem problem) {
+    problem.layout = Layout::bhnd;
+    return problem;
+}
+
+std::string shape_text(const std::vector<long long>& shape) {
+    std::string text = "(";
+    for (std::size_t i = 0; i < shape.size(); ++i) text += (i ? ", " : "") + std::to_string(shape[i]);
+    return text + ")";
+}
+
+const HostTensor& tensor_of(const TensorFile& file, const std::string& path, const std::string& name, std::size_t dims,
+                            const char* dims_text) {
+    const auto found = file.tensors.find(name);
+    if (found == file.tensors.end()) {
+        std::string have;
+        for (const auto& [other, tensor] : file.tensors) have += (have.empty() ? "" : ", ") + other;
+        throw FileError(path + ": tensor " + name + " is missing; the file holds " + (have.empty() ? "no tensors" : have));
+    }
+    if (found->second.shape.size() != dims) {
+        throw FileError(path + ": tensor " + name + " has shape " + shape_text(found->second.shape) + "; " + dims_text + " is accepted");
+    }
+    return found->second;
+}
+
+/// FNV-1a, 64 bit (Fowler, Noll, Vo): enough to notice that two files hold different numbers.
+std::uint64_t hash(std::uint64_t state, const std::vector<std::byte>& bytes) {
+    for (const std::byte b : bytes) state = (state ^ static_cast<std::uint64_t>(b)) * 1099511628211ull;
+    return state;
+}
+
+/// What two runs must agree on to be comparable. The layout is not part of it: the numbers are the same.
+std::string identity_of(const Inputs& inputs) {
+    Problem problem = as_filed(inputs.problem);
+    char scale[32];
+    std::snprintf(scale, sizeof scale, "%.9g", problem.scale());
+    problem.softmax_scale.reset();
+    return describe(problem) + " scale=" + scale + " inputs: " + inputs.identity;
+}
+
+}  // namespace
+
+Problem problem_of(const Options& options, const TensorFile& file) {
+    const std::string path = options.input->string();
+    const char* four = "(B, H, N, d)";
+    const HostTensor& q = tensor_of(file, path, "q", 4, four);
+    const HostTensor& k = tensor_of(file, path, "k", 4, four);
+    const HostTensor& v = tensor_of(file, path, "v", 4, four);
+    const auto mismatch = [&](const std::string& what, const char* accepted) { throw FileError(path + ": " + what + "; " + accepted); };
+    if (k.shape != v.shape) {
+        mismatch("tensor k has shape " + shape_text(k.shape) + " and v " + shape_text(v.shape), "one shape for both is accepted");
+    }
+    if (q.shape[0] != k.shape[0]) {
+        mismatch("tensor q has B=" + std::to_string(q.shape[0]) + " and k B=" + std::to_string(k.shape[0]), "one batch size is accepted");
+    }
+    if (q.shape[3] != k.shape[3]) {
+        mismatch("tensor q has d=" + std::to_string(q.shape[3]) + " and k d=" + std::to_string(k.shape[3]),
+                 "one head dimension is accepted");
+    }
+    if (q.dtype != k.dtype || q.dtype != v.dtype) {
+        mismatch(std::string("tensor q is ") + name(q.dtype) + ", k " + name(k.dtype) + " and v " + name(v.dtype),
+                 "one type for all is accepted");
+    }
+    for (const HostTensor* tensor : {&q, &k})
+        for (const long long extent : tensor->shape)
+            if (extent < 1 || extent > std::numeric_limits<int>::max())
+                mismatch(std::string("tensor ") + (tensor == &q ? "q" : "k") + " has shape " + shape_text(tensor->shape),
+                         "1 to 2147483647 in each dimension are accepted");
+
+    Problem problem = options.problem(q.dtype);
+    if (problem.dtype != q.dtype) {
+        throw InvalidArgument(
+            std::string("--dtype=") + name(problem.dtype) + ": the tensors of " + path + " are " + name(q.dtype) +
+            " and are not converted, because rounding them is a choice that belongs to whoever wrote them; leave the option out");
+    }
+    const auto take = [&](const char* option, const std::optional<int>& given, long long extent, int& field) {
+        if (given && *given != extent) {
+            throw InvalidArgument(std::string(option) + "=" + std::to_string(*given) + " contradicts " + path + ", where it is " +
+                                  std::to_string(extent) + "; leave the option out");
+        }
+        field = static_cast<int>(extent);
+    };
+    take("--batch", options.batch, q.shape[0], problem.batch);
+    take("--heads", options.heads, q.shape[1], problem.heads);
+    take("--kv-heads", options.kv_heads, k.shape[1], problem.kv_heads);
+    take("--seq", options.seq, q.shape[2], problem.seq);
+    take("--kv-seq", options.kv_seq, k.shape[2], problem.kv_seq);
+    take("--head-dim", options.head_dim, q.shape[3], problem.head_dim);
+    return problem;
+}
+
+std::string origin_of(const Options& options) {
+    if (options.input) return "q, k, v of " + options.input->string();
+    return std::string(name(options.random_dist())) + ", seed " + std::to_string(options.random_seed());
+}
+
+Inputs random_inputs(const Problem& problem, const Options& options) {
+    const std::uint64_t seed = options.random_seed();
+    const Distribution dist = options.random_dist();
+    Inputs inputs;
+    inputs.problem = problem;
+    inputs.identity = std::string(name(dist)) + " seed=" + std::to_string(seed);
+
+    const std::size_t element = size_of(problem.dtype);
+    const auto fill = [&](DeviceBuffer& buffer, std::vector<float>& host, Stream stream, int heads, int rows, const Strides& strides,
+                          long long elements) {
+        buffer = DeviceBuffer(elements * element);
+        fill_random(buffer, problem.dtype, problem.batch, heads, rows, problem.head_dim, strides, seed, stream, dist);
+        HostTensor tensor{problem.dtype, {elements}, std::vector<std::byte>(elements * element)};
+        buffer.download(tensor.bytes.data(), tensor.bytes.size());
+        host = tensor.to_float();
+    };
+    fill(inputs.q, inputs.q_host, Stream::q, problem.heads, problem.seq, problem.q_strides(), problem.q_elements());
+    fill(inputs.k, inputs.k_host, Stream::k, problem.kv_heads, problem.kv_seq, problem.kv_strides(), problem.kv_elements());
+    fill(inputs.v, inputs.v_host, Stream::v, problem.kv_heads, problem.kv_seq, problem.kv_strides(), problem.kv_elements());
+    return inputs;
+}
+
+Inputs file_inputs(const Problem& problem, const TensorFile& file) {
+    const HostTensor& q = file.tensors.at("q");
+    const HostTensor& k = file.tensors.at("k");
+    const HostTensor& v = file.tensors.at("v");
+    Inputs inputs;
+    inputs.problem = problem;
+    char text[32];
+    std::snprintf(text, sizeof text, "fnv1a=%016llx",
+                  static_cast<unsigned long long>(hash(hash(hash(14695981039346656037ull, q.bytes), k.bytes), v.bytes)));
+    inputs.identity = text;
+
+    const std::size_t element = size_of(problem.dtype);
+    const auto load = [&](const HostTensor& from, DeviceBuffer& buffer, std::vector<float>& host, const Strides& filed,
+                          const Strides& strides) {
+        HostTensor tensor{from.dtype, from.shape, std::vector<std::byte>(from.bytes.size())};
+        reorder(from.bytes.data(), filed, tensor.bytes.data(), strides, problem.batch, static_cast<int>(from.shape[1]),
+                static_cast<int>(from.shape[2]), problem.head_dim, element);
+        buffer = DeviceBuffer(tensor.bytes.size());
+        buffer.upload(tensor.bytes.data(), tensor.bytes.size());
+        host = tensor.to_float();
+    };
+    const Problem filed = as_filed(problem);
+    load(q, inputs.q, inputs.q_host, filed.q_strides(), problem.q_strides());
+    load(k, inputs.k, inputs.k_host, filed.kv_strides(), problem.kv_strides());
+    load(v, inputs.v, inputs.v_host, filed.kv_strides(), problem.kv_strides());
+    return inputs;
+}
+
+void write_result(const std::filesystem::path& path, const std::string& stage, const std::string& variant, const Inputs& inputs,
+                  const Result& result, const std::string& device, std::optional<double> seconds) {
+    const Problem& p = inputs.problem;
+    std::vector<float> o(result.o.size());
+    reorder(reinterpret_cast<const std::byte*>(result.o.data()), p.q_strides(), reinterpret_cast<std::byte*>(o.data()),
+            as_filed(p).q_strides(), p.batch, p.heads, p.seq, p.head_dim, sizeof(float));
+    TensorFile file;
+    file.tensors["o"] = HostTensor::from_float(p.dtype, {p.batch, p.heads, p.seq, p.head_dim}, o);
+    file.tensors["lse"] = HostTensor::from_float(DType::f32, {p.batch, p.heads, p.seq}, result.lse);
+    file.metadata = {{"stage", stage}, {"variant", variant}, {"problem", identity_of(inputs)}, {"device", device}};
+    if (seconds) {
+        char text[32];
+        std::snprintf(text, sizeof text, "%.9g", 1e3 * *seconds);
+        file.metadata["time_ms"] = text;
+    }
+    write_safetensors(path, file);
+}
+
+Previous read_result(const std::filesystem::path& path, const Inputs& inputs) {
+    const Problem& p = inputs.problem;
+    const std::string where = path.string();
+    const TensorFile file = read_safetensors(path);
+    const auto metadata = [&](const char* key) {
+        const auto found = file.metadata.find(key);
+        if (found == file.metadata.end()) {
+            throw FileError(where + ": metadata '" + key + "' is missing; a file that --output of an earlier stage wrote is accepted");
+        }
+        return found->second;
+    };
+    const std::string theirs = metadata("problem"), ours = identity_of(inputs);
+    if (theirs != ours) throw FileError(where + " is the result of another problem: it has '" + theirs + "', this run has '" + ours + "'");
+
+    const HostTensor& o = tensor_of(file, where, "o", 4, "(B, Hq, Nq, d)");
+    const HostTensor& lse = tensor_of(file, where, "lse", 3, "(B, Hq, Nq)");
+    const std::vector<long long> o_shape = {p.batch, p.heads, p.seq, p.head_dim}, lse_shape = {p.batch, p.heads, p.seq};
+    if (o.shape != o_shape || o.dtype != p.dtype || lse.shape != lse_shape || lse.dtype != DType::f32) {
+        throw FileError(where + ": o is " + name(o.dtype) + " " + shape_text(o.shape) + " and lse " + name(lse.dtype) + " " +
+                        shape_text(lse.shape) + "; o " + name(p.dtype) + " " + shape_text(o_shape) + " and lse f32 " +
+                        shape_text(lse_shape) + " are needed");
+    }
+
+    Previous previous;
+    previous.label = metadata("variant");
+    previous.device = metadata("device");
+    if (const auto time = file.metadata.find("time_ms"); time != file.metadata.end()) {
+        double ms = 0;
+        const char* last = time->second.data() + time->second.size();
+        const auto [end, error] = std::from_chars(time->second.data(), last, ms);
+        if (error != std::errc() || end != last || !(ms > 0)) {
+            throw FileError(where + ": metadata time_ms is '" + time->second + "'; a number above 0 is accepted");
+        }
+        previous.seconds = 1e-3 * ms;
+    }
+    const std::vector<float> filed = o.to_float();
+    previous.result.o.resize(filed.size());
+    reorder(reinterpret_cast<const std::byte*>(filed.data()), as_filed(p).q_strides(),
+            reinterpret_cast<std::byte*>(previous.result.o.data()), p.q_strides(), p.batch, p.heads, p.seq, p.head_dim, sizeof(float));
+    previous.result.lse = lse.to_float();
+    return previous;
+}
+
+}  // namespace workbook

@@ -1,0 +1,415 @@
+#!/usr/bin/env python3
+"""Draws the SVG figures of chapters 00 to 03 beside this file. Standard library only.
+
+Every number in a figure is computed here from the constants below, so that a figure cannot drift from its formula.
+Usage: python3 docs/figures/make_figures.py
+"""
+
+import math
+from pathlib import Path
+from xml.sax.saxutils import escape
+
+KIB, MIB, GIB = 2**10, 2**20, 2**30
+
+# H200 SXM, from NVIDIA's datasheet and the CUDA programming guide (compute capability 9.0); rates are dense. L2 as the driver reports it.
+SMS, CLOCK, FP32_LANES = 132, 1.98e9, 128
+HBM_BANDWIDTH, FP32_RATE, BF16_RATE = 4.8e12, 67e12, 989e12
+L2_BYTES, SHARED_PER_BLOCK = 60 * MIB, 227 * KIB
+SHARED_BANDWIDTH = 128 * SMS * CLOCK  # 128 bytes a clock and SM
+REGISTER_BANDWIDTH = SMS * FP32_LANES * 3 * 4 * CLOCK  # three 4-byte operands a lane and clock: what one FMA reads
+
+# Ceilings measured on one H200: a bf16 and an fp32 matrix product, a device-to-device copy.
+MEASURED_BF16, MEASURED_FP32, MEASURED_COPY = 779e12, 51e12, 4.249e12
+
+INK, SOFT, PALE, LINE = "#1f2933", "#52606d", "#f2f4f7", "#9aa5b1"
+BLUE, BLUE_PALE, RED, RED_PALE, GREEN_PALE, SAND = "#1f5fa8", "#dbe8f6", "#a63a1e", "#f7dfd6", "#dcefe0", "#f5ecd2"
+
+
+class Svg:
+    """Collects shapes; coordinates are pixels, y grows downwards."""
+
+    def __init__(self, width, height, title, description):
+        self.width, self.height = width, height
+        self.parts = [
+            f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" width="{width}" height="{height}" '
+            f'role="img" font-family="Helvetica, Arial, \'DejaVu Sans\', sans-serif" font-size="14" fill="{INK}">',
+            f"<title>{escape(title)}</title>",
+            f"<desc>{escape(description)}</desc>",
+            "<defs>"
+            + "".join(
+                f'<marker id="{name}" viewBox="0 0 10 10" refX="9" refY="5" markerWidth="9" markerHeight="9" '
+                f'markerUnits="userSpaceOnUse" orient="auto-start-reverse"><path d="M0 0 L10 5 L0 10 z" fill="{colour}"/></marker>'
+                for name, colour in (("ink", INK), ("blue", BLUE), ("red", RED))
+            )
+            + "</defs>",
+            f'<rect x="0.5" y="0.5" width="{width - 1}" height="{height - 1}" rx="14" fill="#ffffff" stroke="{LINE}"/>',
+        ]
+
+    def rect(self, x, y, w, h, fill="#ffffff", stroke=INK, rx=6, dash=None, width=1.2):
+        dashed = f' stroke-dasharray="{dash}"' if dash else ""
+        self.parts.append(
+            f'<rect x="{x:g}" y="{y:g}" width="{w:g}" height="{h:g}" rx="{rx}" fill="{fill}" stroke="{stroke}" '
+            f'stroke-width="{width}"{dashed}/>'
+        )
+
+    def text(self, x, y, words, size=14, anchor="middle", bold=False, fill=INK, italic=False, rotate=None):
+        style = (' font-weight="700"' if bold else "") + (' font-style="italic"' if italic else "")
+        turned = f' transform="rotate({rotate} {x:g} {y:g})"' if rotate is not None else ""
+        words = words.replace("  ", "\u2003")  # SVG folds runs of spaces; an em space stays
+        self.parts.append(
+            f'<text x="{x:g}" y="{y:g}" font-size="{size}" text-anchor="{anchor}" fill="{fill}"{style}{turned}>{escape(words)}</text>'
+        )
+
+    def line(self, x1, y1, x2, y2, stroke=INK, width=1.5, dash=None, head=None):
+        dashed = f' stroke-dasharray="{dash}"' if dash else ""
+        marker = f' marker-end="url(#{head})"' if head else ""
+        self.parts.append(
+            f'<line x1="{x1:.4g}" y1="{y1:.4g}" x2="{x2:.4g}" y2="{y2:.4g}" stroke="{stroke}" stroke-width="{width}"{dashed}{marker}/>'
+        )
+
+    def path(self, d, stroke=INK, width=1.5, fill="none", dash=None, head=None):
+        dashed = f' stroke-dasharray="{dash}"' if dash else ""
+        marker = f' marker-end="url(#{head})"' if head else ""
+        self.parts.append(f'<path d="{d}" fill="{fill}" stroke="{stroke}" stroke-width="{width}"{dashed}{marker}/>')
+
+    def dot(self, x, y, r=4.5, fill=INK):
+        self.parts.append(f'<circle cx="{x:.4g}" cy="{y:.4g}" r="{r}" fill="{fill}"/>')
+
+    def save(self, name):
+        path = Path(__file__).resolve().parent / name
+        path.write_text("\n".join(self.parts + ["</svg>", ""]), encoding="utf-8")
+
+
+def terabytes(bandwidth):
+    return f"{bandwidth / 1e12:.1f} TB/s" if bandwidth < 1e14 else f"{bandwidth / 1e12:.0f} TB/s"
+
+
+def bytes_text(count):
+    for unit, name in ((GIB, "GiB"), (MIB, "MiB"), (KIB, "KiB")):
+        if count >= unit:
+            return f"{count / unit:g} {name}"
+    return f"{count:g} B"
+
+
+def memory_hierarchy():
+    s = Svg(860, 520, "Memory hierarchy of an H200",
+            "Registers, shared memory and L1, L2 and HBM with sizes, bandwidths and FLOPs per byte; link widths are to scale.")
+    s.text(430, 32, "Memory hierarchy of one H200: where a byte can live, and what it costs", 17, bold=True)
+    s.text(430, 53, "the grey links are as wide as their bandwidth (L2 excepted)", 13, fill=SOFT)
+
+    s.rect(40, 70, 520, 264, PALE, LINE, 10, "6 4")
+    s.text(52, 90, f"one SM (the chip has {SMS})", 13, "start", fill=SOFT, italic=True)
+    levels = [
+        (100, 44, 380, "FP32 units and tensor cores", "", "#ffffff"),
+        (190, 48, 380, "Registers", "256 KiB an SM, 33 MiB in all", GREEN_PALE),
+        (274, 48, 380, "Shared memory / L1", "256 KiB an SM, 33 MiB in all (227 KiB a block)", BLUE_PALE),
+        (366, 48, 520, "L2 cache", "60 MiB, shared by all SMs", SAND),
+        (452, 48, 520, "HBM3e", "141 GB", RED_PALE),
+    ]
+    for y, h, w, name, size, fill in levels:
+        x = 300 - w / 2
+        s.rect(x, y, w, h, fill)
+        if size:
+            s.text(300, y + 20, name, 14, bold=True)
+            s.text(300, y + 38, size, 13)
+        else:
+            s.text(300, y + h / 2 + 5, name, 14, bold=True)
+
+    # A bandwidth of 5 TB/s is one pixel wide.
+    widest = REGISTER_BANDWIDTH / 5e12
+    s.rect(300 - widest / 2, 144, widest, 46, "#7b8794", "none", 0)
+    s.rect(300 - SHARED_BANDWIDTH / 5e12 / 2, 238, SHARED_BANDWIDTH / 5e12, 36, "#7b8794", "none", 0)
+    s.line(300, 322, 300, 366, "#7b8794", 2, "4 3")
+    s.line(300, 414, 300, 452, "#7b8794", HBM_BANDWIDTH / 5e12)
+
+    def price(bandwidth):
+        return f"{FP32_RATE / bandwidth:.2g} FP32", f"{BF16_RATE / bandwidth:.2g} bf16 tensor"
+
+    s.text(702, 90, "bandwidth", 14, bold=True)
+    s.text(702, 108, "FLOPs the chip can do per byte moved", 12, fill=SOFT)
+    rows = [(172, terabytes(REGISTER_BANDWIDTH), REGISTER_BANDWIDTH, "3 operands a lane and clock"),
+            (262, terabytes(SHARED_BANDWIDTH), SHARED_BANDWIDTH, "128 bytes a clock and SM")]
+    for y, label, bandwidth, note in rows:
+        s.text(702, y - 16, label, 16, bold=True)
+        s.text(702, y + 2, note, 12, fill=SOFT)
+        f, t = price(bandwidth)
+        s.text(702, y + 20, f"{f}  ·  {t}", 13)
+    s.text(702, 342, "not published", 16, bold=True)
+    s.text(702, 360, "(A100: 5120 bytes a clock, 7.2 TB/s)", 12, fill=SOFT)
+    s.text(702, 430, terabytes(HBM_BANDWIDTH), 16, bold=True)
+    s.text(702, 448, f"a copy reaches {MEASURED_COPY / 1e12:.2f}", 12, fill=SOFT)
+    f, t = f"{FP32_RATE / HBM_BANDWIDTH:.0f} FP32", f"{BF16_RATE / HBM_BANDWIDTH:.0f} bf16 tensor"
+    s.text(702, 466, f"{f}  ·  {t}", 13)
+    for y in (166, 256, 344, 433):
+        s.line(324 if y != 166 else 350, y, 566, y, LINE, 1, "2 4")
+    s.save("memory_hierarchy.svg")
+
+
+def growth():
+    d, element = 128, 2
+    s = Svg(820, 470, "Growth of S against Q", "Log-log chart: bytes of S and of Q of one head, bf16, against sequence length.")
+    s.text(410, 32, "Only the middle grows: one head, d = 128, 2-byte elements", 17, bold=True)
+    left, right, top, bottom = 90, 690, 60, 400
+    n_low, n_high, b_low, b_high = 7, 16, 14, 34  # powers of two
+
+    def x(n):
+        return left + (math.log2(n) - n_low) / (n_high - n_low) * (right - left)
+
+    def y(b):
+        return bottom - (math.log2(b) - b_low) / (b_high - b_low) * (bottom - top)
+
+    s.rect(left, top, right - left, bottom - top, "#ffffff", LINE, 0)
+    for p in range(n_low, n_high + 1):
+        s.line(x(2**p), bottom, x(2**p), bottom + 5, LINE)
+        s.text(x(2**p), bottom + 20, str(2**p), 12)
+    for p in range(b_low, b_high + 1, 4):
+        s.line(left, y(2**p), right, y(2**p), "#e4e7eb", 1)
+        s.text(left - 8, y(2**p) + 4, bytes_text(2**p), 12, "end")
+    s.text((left + right) / 2, bottom + 44, "sequence length N", 13)
+    s.text(24, (top + bottom) / 2, "bytes", 13, rotate=-90)
+
+    for limit, name, at, anchor in ((SHARED_PER_BLOCK, "shared memory of a block, 227 KiB", right - 8, "end"),
+                                    (L2_BYTES, "L2 of an H200, 60 MiB", left + 8, "start")):
+        s.line(left, y(limit), right, y(limit), SOFT, 1.3, "7 5")
+        s.text(at, y(limit) + (16 if anchor == "end" else -6), name, 12, anchor, fill=SOFT)
+
+    lengths = [2**p for p in range(n_low, n_high + 1)]
+    q = [(x(n), y(n * d * element)) for n in lengths]
+    scores = [(x(n), y(n * n * element)) for n in lengths]
+    for points, colour, dash in ((q, BLUE, "9 4"), (scores, RED, None)):
+        s.path("M" + " L".join(f"{a:.1f} {b:.1f}" for a, b in points), colour, 2.6, dash=dash)
+        for a, b in points:
+            s.dot(a, b, 4, colour)
+    s.text(right + 10, scores[-1][1] + 5, "S = N × N", 14, "start", bold=True, fill=RED)
+    s.text(right + 10, q[-1][1] + 5, "Q = N × d", 14, "start", bold=True, fill=BLUE)
+
+    for n in (4096, 16384):
+        s.line(x(n), y(n * n * element) + 7, x(n), y(n * d * element) - 7, INK, 1.3, None, "ink")
+        s.text(x(n) + 7, (y(n * n * element) + y(n * d * element)) / 2 + 14, f"{n // d} ×", 14, "start", bold=True)
+    s.save("s_against_q.svg")
+
+
+def three_round_trips():
+    batch, heads, length, d, element = 2, 8, 4096, 64, 4
+    rows = batch * heads * length
+    small, big = rows * d * element, rows * length * element
+    s = Svg(900, 440, "Three round trips of standard attention",
+            "Tensors in HBM on top, three kernels on the chip below, with the bytes each arrow moves.")
+    s.text(450, 30, "Standard attention: three kernels, and S and P cross the bus twice each", 17, bold=True)
+    s.text(450, 50, f"B = {batch}, H = {heads}, N = {length}, d = {d}, float32", 13, fill=SOFT)
+
+    s.rect(20, 64, 860, 118, RED_PALE, LINE, 10)
+    s.text(34, 84, "HBM", 14, "start", bold=True)
+    s.rect(20, 286, 860, 92, BLUE_PALE, LINE, 10)
+    s.text(34, 306, "chip", 14, "start", bold=True)
+
+    tensors = {  # name: (centre x, width, bytes)
+        "Q": (92, 46, small), "K": (152, 46, small), "S": (300, 110, big), "P": (535, 110, big), "V": (670, 46, small), "O": (808, 46, small)}
+    for name, (cx, w, size) in tensors.items():
+        tall = 84 if size == big else 44
+        s.rect(cx - w / 2, 172 - tall, w, tall, "#ffffff", INK, 4)
+        s.text(cx, 172 - tall / 2 - 1, name, 17, bold=True)
+        s.text(cx, 172 - tall / 2 + 15, bytes_text(size), 11, fill=SOFT)
+    kernels = (("scores", "S = scale · Q Kᵀ", 172), ("softmax", "P = softmax(S)", 418), ("values", "O = P V", 690))
+    for name, formula, cx in kernels:
+        s.rect(cx - 90, 312, 180, 54, "#ffffff", INK, 6)
+        s.text(cx, 333, name, 14, bold=True)
+        s.text(cx, 353, formula, 14)
+
+    def read(x1, x2, size, dx=6, anchor="start"):
+        wide = 4 if size == big else 1.4
+        s.line(x1, 174, x2, 309, BLUE, wide, "9 4", "blue")
+        s.text((x1 + x2) / 2 + dx, 238, f"read {bytes_text(size)}", 12, anchor, fill=BLUE)
+
+    def write(x1, x2, size, dx=6, anchor="start"):
+        wide = 4 if size == big else 1.4
+        s.line(x1, 311, x2, 176, RED, wide, None, "red")
+        s.text((x1 + x2) / 2 + dx, 262, f"write {bytes_text(size)}", 12, anchor, fill=RED)
+
+    read(92, 112, small, -8, "end")
+    read(152, 150, small)
+    write(236, 272, big)
+    read(332, 372, big, 8)
+    write(462, 506, big, 10)
+    read(566, 630, big, 8)
+    read(670, 690, small, 8)
+    write(744, 800, small, 10)
+    total = 4 * big + 4 * small
+    s.text(450, 404, f"S and P: 4 × {bytes_text(big)} = {bytes_text(4 * big)}.   Q, K, V and O: 4 × {bytes_text(small)} = {bytes_text(4 * small)}.   "
+           f"Total {bytes_text(total)}, {total / (4 * small):.0f} times what Q, K, V and O need.", 13)
+    s.text(450, 425, "dashed: read;  solid: written;  thick: N × N elements", 12, fill=SOFT)
+    s.save("three_round_trips.svg")
+
+
+def online_softmax():
+    blocks = [[1, 3], [2, 0], [5, 4], [1, 2]]
+    values = [[1, 2], [3, 4], [5, 6], [7, 8]]
+    s = Svg(900, 470, "Online softmax", "One row of scores in four blocks; the state m, l, O after each block and the factor that rescales it.")
+    s.text(450, 30, "Online softmax: one row of S, streamed over the keys two at a time", 17, bold=True)
+    s.text(450, 50, "the state is a maximum m, a sum l and an unnormalised output O; one scalar α brings all of the past to the new maximum", 13, fill=SOFT)
+
+    m, total, out = -math.inf, 0.0, 0.0
+    step, first, w = 196, 81, 150
+    for b, (scores, vs) in enumerate(zip(blocks, values)):
+        x = first + b * step
+        s.rect(x, 74, w, 80, BLUE_PALE, LINE, 8)
+        s.text(x + w / 2, 92, f"keys {2 * b + 1}, {2 * b + 2}", 12, fill=SOFT)
+        s.text(x + w / 2, 115, f"s = {scores[0]}, {scores[1]}", 15, bold=True)
+        s.text(x + w / 2, 140, f"v = {vs[0]}, {vs[1]}", 14)
+
+        new = max(m, *scores)
+        alpha = math.exp(m - new)
+        grew = b > 0 and new > m
+        p = [math.exp(score - new) for score in scores]
+        total = alpha * total + sum(p)
+        out = alpha * out + sum(a * v for a, v in zip(p, vs))
+        m = new
+        s.line(x + w / 2, 156, x + w / 2, 184, INK, 1.5, None, "ink")
+        s.rect(x, 186, w, 62, RED_PALE if grew else "#ffffff", RED if grew else INK, 6, None, 2.4 if grew else 1.2)
+        s.text(x + w / 2, 208, "first block" if b == 0 else "new maximum" if grew else "same maximum", 12, fill=SOFT)
+        s.text(x + w / 2, 232, f"α = {alpha:.3f}" if 0 < alpha < 1 else f"α = {alpha:.0f}", 17, bold=True)
+        s.line(x + w / 2, 250, x + w / 2, 280, INK, 1.5, None, "ink")
+        s.rect(x, 282, w, 88, GREEN_PALE, INK, 8)
+        s.text(x + w / 2, 304, f"m = {m}", 15)
+        s.text(x + w / 2, 330, f"l = {total:.3f}", 15)
+        s.text(x + w / 2, 356, f"O = {out:.3f}", 15)
+        if b + 1 < len(blocks):
+            s.path(f"M{x + w} 326 C{x + w + 30} 326 {x + step - 34} 217 {x + step - 3} 217", INK, 1.6, head="ink")
+    flat_s, flat_v = sum(blocks, []), sum(values, [])
+    weights = [math.exp(v - max(flat_s)) for v in flat_s]
+    direct = sum(a * v for a, v in zip(weights, flat_v)) / sum(weights)
+    assert math.isclose(direct, out / total, rel_tol=1e-12)
+    s.text(450, 404, "each step:   m′ = max(m, max s)     α = exp(m − m′)     p = exp(s − m′)     l ← α l + Σ p     O ← α O + Σ p v", 14)
+    s.text(450, 432, f"at the end, one division:  O / l = {out:.3f} / {total:.3f} = {out / total:.3f}", 15, bold=True)
+    s.text(450, 454, "softmax over the whole row at once gives the same number", 13, fill=SOFT)
+    s.save("online_softmax.svg")
+
+
+def flash1_loops():
+    s = Svg(900, 560, "FlashAttention-1 loops",
+            "K and V blocks in the outer loop, Q blocks in the inner loop; O, l, m are rewritten in every pass; shared memory in four quarters.")
+    s.text(450, 30, "FlashAttention-1: K and V outside, Q inside", 17, bold=True)
+    s.text(450, 50, "pass j keeps one block of K and V on the chip and walks down all of Q", 13, fill=SOFT)
+
+    cols, rows, cell_w, cell_h, x0, y0 = 4, 5, 88, 46, 150, 130
+    for j in range(cols):
+        x = x0 + j * cell_w
+        now = j == 1
+        s.rect(x + 4, y0 - 48, cell_w - 8, 36, BLUE_PALE if now else "#ffffff", BLUE if now else LINE, 4, None, 2.4 if now else 1.2)
+        s.text(x + cell_w / 2, y0 - 25, "K, V (j)" if now else f"K, V {('(1)', '', '(3)', '(Tc)')[j]}", 13, bold=now)
+    for i in range(rows):
+        y = y0 + i * cell_h
+        now = i == 2
+        s.rect(x0 - 94, y + 4, 80, cell_h - 8, SAND if now else "#ffffff", INK if now else LINE, 4, None, 2.0 if now else 1.2)
+        s.text(x0 - 54, y + cell_h / 2 + 5, ("Q (1)", "Q (2)", "Q (i)", "…", "Q (Tr)")[i], 13, bold=now)
+        for j in range(cols):
+            done = j < 1 or (j == 1 and i < 2)
+            here = j == 1 and i == 2
+            s.rect(x0 + j * cell_w, y, cell_w, cell_h, RED_PALE if here else "#e4e7eb" if done else "#ffffff", LINE, 0, "3 3")
+            if here:
+                s.text(x0 + (j + 0.5) * cell_w, y + cell_h / 2 + 5, "S (i, j)", 13, bold=True)
+        x = x0 + cols * cell_w + 46
+        s.rect(x, y + 4, 108, cell_h - 8, SAND if now else "#ffffff", INK if now else LINE, 4, None, 2.0 if now else 1.2)
+        s.text(x + 54, y + cell_h / 2 + 5, ("O, l, m (1)", "O, l, m (2)", "O, l, m (i)", "…", "O, l, m (Tr)")[i], 13, bold=now)
+    xs = x0 + 1.5 * cell_w
+    s.line(xs - 32, y0 + 8, xs - 32, y0 + rows * cell_h - 8, BLUE, 2.4, None, "blue")
+    s.text(xs + 8, y0 + rows * cell_h - 20, "inner: i", 12, fill=BLUE)
+    s.line(x0 + 6, y0 + rows * cell_h + 16, x0 + cols * cell_w - 6, y0 + rows * cell_h + 16, BLUE, 2.4, None, "blue")
+    s.text(x0 + cols * cell_w / 2, y0 + rows * cell_h + 36, "outer: j = 1 … Tc passes", 13, fill=BLUE)
+    yi, xo = y0 + 2.5 * cell_h, x0 + cols * cell_w + 44
+    s.line(xo, yi - 7, x0 + 2 * cell_w + 4, yi - 7, BLUE, 1.6, "7 4", "blue")
+    s.line(x0 + 2 * cell_w + 4, yi + 8, xo - 1, yi + 8, RED, 2.2, None, "red")
+    s.text(xo - 62, yi - 13, "read", 12, fill=BLUE)
+    s.text(xo - 62, yi + 22, "write", 12, fill=RED)
+    s.text(x0 + cols * cell_w + 100, y0 - 28, "in HBM", 13, fill=SOFT)
+    s.text(x0 - 54, y0 - 28, "in HBM", 13, fill=SOFT)
+
+    tx = 694
+    s.text(tx, 140, "per pass", 14, "start", bold=True)
+    for k, words in enumerate(("Q read: N d", "O read and written: 2 N d", "l, m read and written: 4 N")):
+        s.text(tx, 164 + 22 * k, words, 13, "start")
+    s.text(tx, 246, "in all", 14, "start", bold=True)
+    for k, words in enumerate(("K, V read once: 2 N d", "Tc = N / Bc = 4 N d / M", "total ≈ 2 N d +", "Tc (3 N d + 4 N)")):
+        s.text(tx, 270 + 22 * k, words, 13, "start")
+    s.text(tx, 360, "S never leaves the chip", 13, "start", italic=True, fill=SOFT)
+
+    y = 446
+    s.text(60, y - 14, "shared memory, M elements, in quarters", 14, "start", bold=True)
+    quarters = (("K (j)", "Bc × d = M / 4", BLUE_PALE), ("V (j)", "Bc × d = M / 4", BLUE_PALE),
+                ("Q (i)", "Br × d ≤ M / 4", SAND), ("S (i, j)", "Br × Bc ≤ M / 4", RED_PALE))
+    for k, (name, shape, fill) in enumerate(quarters):
+        s.rect(60 + 195 * k, y, 195, 54, fill, INK, 0)
+        s.text(60 + 195 * (k + 0.5), y + 23, name, 15, bold=True)
+        s.text(60 + 195 * (k + 0.5), y + 43, shape, 13)
+    s.text(450, y + 80, "Bc = M / 4d makes K and V a quarter each; Br = min(Bc, d) keeps Q and S within the other two", 14)
+    s.text(450, y + 100, "(O, l and m of the block travel through registers)", 13, fill=SOFT)
+    s.save("flash1_loops.svg")
+
+
+def roofline():
+    s = Svg(860, 500, "Roofline of an H200 with standard attention on it",
+            "Measured ceilings; whole-algorithm intensities of standard attention and of its softmax kernel.")
+    s.text(430, 30, "Roofline of one H200 from measured ceilings", 17, bold=True)
+    s.text(430, 50, "where standard attention (three kernels, N = 4096) falls", 13, fill=SOFT)
+    left, right, top, bottom = 84, 826, 74, 420
+    i_low, i_high, p_low, p_high = -1, 12, -0.5, 10.2  # powers of two: FLOP per byte, TFLOPS
+
+    def x(i):
+        return left + (math.log2(i) - i_low) / (i_high - i_low) * (right - left)
+
+    def y(t):
+        return bottom - (math.log2(t) - p_low) / (p_high - p_low) * (bottom - top)
+
+    s.rect(left, top, right - left, bottom - top, "#ffffff", LINE, 0)
+    for p in range(i_low, i_high + 1):
+        s.line(x(2.0**p), bottom, x(2.0**p), bottom + 5, LINE)
+        s.text(x(2.0**p), bottom + 20, "½" if p == -1 else str(2**p), 12)
+    for p in range(0, 11, 2):
+        s.line(left, y(2**p), right, y(2**p), "#e4e7eb", 1)
+        s.text(left - 8, y(2**p) + 4, str(2**p), 12, "end")
+    s.text((left + right) / 2, bottom + 44, "arithmetic intensity, FLOPs per byte of HBM traffic", 13)
+    s.text(30, (top + bottom) / 2, "TFLOPS", 13, rotate=-90)
+
+    bandwidth = MEASURED_COPY / 1e12
+    roofs = ((MEASURED_BF16 / 1e12, f"bf16 tensor cores, {MEASURED_BF16 / 1e12:.0f} TFLOPS", RED),
+             (MEASURED_FP32 / 1e12, f"FP32 units, {MEASURED_FP32 / 1e12:.0f} TFLOPS", BLUE))
+    ridge = roofs[0][0] / bandwidth
+    s.line(x(0.5), y(0.5 * bandwidth), x(ridge), y(roofs[0][0]), INK, 2.6)
+    for rate, name, colour in roofs:
+        s.line(x(rate / bandwidth), y(rate), right, y(rate), colour, 2.6)
+        s.text(right - 8, y(rate) - 8, name, 13, "end", bold=True, fill=colour)
+        s.line(x(rate / bandwidth), y(rate), x(rate / bandwidth), bottom, colour, 1, "3 4")
+        s.text(x(rate / bandwidth) + 5, bottom - 8, f"{rate / bandwidth:.0f}", 13, "start", fill=colour)
+    s.text(x(2.6), y(2.6 * bandwidth) - 14, f"HBM, {MEASURED_COPY / 1e9:.0f} GB/s", 13, "end", bold=True)
+
+    length = 4096
+
+    def intensity(d, element):
+        return d / element / (1 + d / length)
+
+    for d in (64, 128):
+        i = intensity(d, 2)
+        t = min(roofs[0][0], i * bandwidth)
+        s.dot(x(i), y(t), 6, RED)
+        s.text(x(i) - 10, y(t) - 8, f"bf16, d = {d}", 13, "end", fill=RED)
+        i = intensity(d, 4)
+        t = min(roofs[1][0], i * bandwidth)
+        s.rect(x(i) - 5, y(t) - 5, 10, 10, BLUE, BLUE, 0)
+        s.text(x(i) - (14 if d == 64 else -12), y(t) + 22, f"fp32, d = {d}" if d == 64 else f"d = {d}", 13, "start", fill=BLUE)
+    i = 5 / (2 * 2)
+    s.dot(x(i), y(i * bandwidth), 5, INK)
+    s.text(x(i) + 10, y(i * bandwidth) + 16, "softmax kernel, bf16", 13, "start")
+    fused = length / 2 * 1.0  # 4 N^2 d FLOPs over 4 N d elements of 2 bytes
+    s.line(x(fused), y(roofs[0][0]) + 46, x(fused), y(roofs[0][0]) + 6, RED, 1.6, None, "red")
+    s.text(x(fused) + 24, y(roofs[0][0]) + 64, "bf16 without S and P in HBM", 13, "end", fill=RED)
+    s.text(430, 484, "left of its dashed ridge a kernel waits for bytes; right of it, for arithmetic", 13, fill=SOFT)
+    s.save("roofline.svg")
+
+
+if __name__ == "__main__":
+    memory_hierarchy()
+    growth()
+    three_round_trips()
+    online_softmax()
+    flash1_loops()
+    roofline()

@@ -1,0 +1,258 @@
+/// @file
+/// What every stage is tested for: agreement with float64 and with the stage before, exact traffic, refusals, free strides.
+#pragma once
+
+#include "attention/error.hpp"
+#include "stage/device.hpp"
+#include "stage/run.hpp"
+
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <string>
+#include <tuple>
+#include <vector>
+
+// The stage before, where it is built too: CMake names its namespace.
+#ifdef WORKBOOK_PREVIOUS
+namespace WORKBOOK_PREVIOUS {
+const workbook::Stage& stage();
+}
+#endif
+
+namespace workbook {
+
+/// Null for the first stage.
+inline const Stage* previous_stage() {
+#ifdef WORKBOOK_PREVIOUS
+    return &WORKBOOK_PREVIOUS::stage();
+#else
+    return nullptr;
+#endif
+}
+
+/// Ragged and odd, shorter and longer than a tile, Nq != Nkv both ways. With causal, Nq > Nkv has rows that see nothing.
+inline const std::vector<std::pair<int, int>> kLengths = {{1, 1},     {15, 15},   {63, 64},   {64, 63}, {65, 65}, {113, 200},
+                                                          {127, 127}, {200, 113}, {257, 257}, {1, 257}, {257, 1}};
+
+/// Everything a run needs, with its reference, so that several variants and schedules can share it.
+struct TestCase {
+    Options options;
+    Setup setup;
+
+    explicit TestCase(const Problem& problem, std::uint64_t seed = 1, Distribution dist = Distribution::normal,
+                      const Device& device = Device::current())
+        : setup{options, device, find_gpu("h200"), false, {}, {}, {}} {
+        options.seed = seed;
+        options.dist = dist;
+        options.repeats = 1;
+        setup.inputs = random_inputs(problem, options);
+        setup.want = reference_forward(problem, setup.inputs.q_host, setup.inputs.k_host, setup.inputs.v_host);
+        setup.plain = plain_low_precision_forward(problem, setup.inputs.q_host, setup.inputs.k_host, setup.inputs.v_host);
+    }
+    TestCase(const TestCase&) = delete;
+};
+
+/// Runs a variant and expects it to be right; in emulation also that it moves exactly what the closed form says.
+inline Run expect_right(const Stage& stage, const Variant& variant, const TestCase& test) {
+    SCOPED_TRACE(variant.id + ": " + describe(test.setup.inputs.problem) + ", schedule " + name(test.options.schedule));
+    Run run;
+    try {
+        run = run_variant(stage, variant, test.setup);
+    } catch (const std::exception& error) {
+        ADD_FAILURE() << error.what();
+        return run;
+    }
+    EXPECT_EQ(run.report.status, "ok") << run.report.reason;
+    EXPECT_EQ(run.report.extra_memory, run.report.predicted_extra_memory);
+    if (run.report.counted) {
+        const std::vector<TensorTraffic>& predicted = run.report.predicted.requested.tensors;
+        EXPECT_EQ(run.report.counted->size(), predicted.size());
+        for (const simt::LedgerRow& row : *run.report.counted) {
+            bool found = false;
+            for (const TensorTraffic& t : predicted) {
+                if (t.tensor != row.tensor) continue;
+                found = true;
+                EXPECT_EQ(static_cast<long long>(row.read.requested), t.read) << "bytes read from " << row.tensor;
+                EXPECT_EQ(static_cast<long long>(row.written.requested), t.written) << "bytes written to " << row.tensor;
+            }
+            EXPECT_TRUE(found) << row.tensor << " was touched and the closed form does not have it";
+        }
+    }
+    return run;
+}
+
+/// Two right results differ by no more than their two allowances.
+inline void expect_agreement(const Run& previous, const Run& now) {
+    const Errors difference = compare_runs(previous.result, now.result);
+    EXPECT_TRUE(difference.clean()) << previous.report.label() << " against " << now.report.label();
+    EXPECT_LE(difference.rel_rms, previous.report.verdict.o_rms_allowed + now.report.verdict.o_rms_allowed);
+    EXPECT_LE(difference.max_abs, previous.report.verdict.o_allowed + now.report.verdict.o_allowed);
+}
+
+/// One element type, head dimension and schedule.
+using Combination = std::tuple<DType, int, simt::Schedule>;
+
+inline std::string combination_name(const testing::TestParamInfo<Combination>& info) {
+    std::string text =
+        std::string(name(std::get<0>(info.param))) + "_d" + std::to_string(std::get<1>(info.param)) + "_" + name(std::get<2>(info.param));
+    for (char& c : text)
+        if (c == '-') c = '_';
+    return text;
+}
+
+/// Every type and head dimension with one schedule; one type with the others, which only the emulator has.
+inline std::vector<Combination> combinations(const std::vector<int>& head_dims) {
+    std::vector<Combination> all;
+    for (const int d : head_dims) {
+        for (const DType type : {DType::f32, DType::f16, DType::bf16}) all.emplace_back(type, d, simt::Schedule::round_robin);
+        if (!emulating) continue;
+        all.emplace_back(DType::f32, d, simt::Schedule::lowest_first);
+        all.emplace_back(DType::f32, d, simt::Schedule::highest_first);
+    }
+    return all;
+}
+
+/// Every pair of lengths, causal and not, two query heads on one key/value head.
+inline void check_all_lengths(const Stage& stage, const Stage* previous, const Combination& combination) {
+    const auto [dtype, head_dim, schedule] = combination;
+    for (const auto& [seq, kv_seq] : kLengths)
+        for (const bool causal : {false, true}) {
+            const Problem problem{.batch = 1,
+                                  .heads = 2,
+                                  .kv_heads = 1,
+                                  .seq = seq,
+                                  .kv_seq = kv_seq,
+                                  .head_dim = head_dim,
+                                  .dtype = dtype,
+                                  .causal = causal};
+            TestCase test(problem);
+            test.options.schedule = schedule;
+            const Run run = expect_right(stage, stage.variants.back(), test);
+            if (previous) expect_agreement(expect_right(*previous, previous->variants.back(), test), run);
+        }
+}
+
+/// Cases that stand apart: batches, both layouts, GQA and MQA, large logits, a given scale, outliers.
+inline void check_special_cases(const Stage& stage) {
+    const Variant& variant = stage.variants.back();
+    const Problem base{.batch = 2, .heads = 4, .kv_heads = 2, .seq = 70, .kv_seq = 90, .head_dim = 64};
+    for (const DType dtype : {DType::f32, DType::bf16}) {
+        Problem p = base;
+        p.dtype = dtype;
+        expect_right(stage, variant, TestCase(p));
+        p.layout = Layout::bnhd;
+        p.causal = true;
+        expect_right(stage, variant, TestCase(p));
+        p.kv_heads = 1;
+        expect_right(stage, variant, TestCase(p));
+        p.kv_heads = 4;
+        p.softmax_scale = 4.0f;  // logits of N(0, 32^2): almost all weight on one key, and rows far below zero
+        expect_right(stage, variant, TestCase(p));
+        p.softmax_scale = -1.0f;
+        expect_right(stage, variant, TestCase(p));
+        p.softmax_scale = 0.0f;  // the mean of V
+        expect_right(stage, variant, TestCase(p));
+        p.softmax_scale.reset();
+        expect_right(stage, variant, TestCase(p, 2, Distribution::outliers));
+    }
+}
+
+/// Rows that see nothing: O = 0 and LSE = -infinity, not NaN.
+inline void check_rows_that_see_nothing(const Stage& stage) {
+    Problem p{.batch = 1, .heads = 2, .kv_heads = 2, .seq = 100, .kv_seq = 30, .head_dim = 32, .causal = true};
+    const TestCase test(p);
+    const Run run = expect_right(stage, stage.variants.back(), test);
+    ASSERT_EQ(run.result.lse.size(), 200u);
+    for (int i = 0; i < 70; ++i) {
+        EXPECT_EQ(run.result.lse[i], -INFINITY) << "row " << i;
+        for (int c = 0; c < 32; ++c) EXPECT_EQ(run.result.o[i * 32 + c], 0.0f) << "row " << i << ", column " << c;
+    }
+    EXPECT_TRUE(std::isfinite(run.result.lse[70]));
+}
+
+/// All logits of every row far below zero: a maximum that starts at 0 instead of -infinity would lose them.
+inline void check_very_negative_logits(const Stage& stage) {
+    const Problem p{.batch = 1, .heads = 1, .kv_heads = 1, .seq = 40, .kv_seq = 50, .head_dim = 32};
+    TestCase test(p);
+    Inputs& in = test.setup.inputs;
+    for (float& x : in.q_host) x = 30.0f + x;
+    for (float& x : in.k_host) x = -30.0f + x;
+    in.q.upload(in.q_host.data(), in.q_host.size() * sizeof(float));
+    in.k.upload(in.k_host.data(), in.k_host.size() * sizeof(float));
+    test.setup.want = reference_forward(p, in.q_host, in.k_host, in.v_host);
+    test.setup.plain = plain_low_precision_forward(p, in.q_host, in.k_host, in.v_host);
+    EXPECT_LT(test.setup.want.lse[0], -1000);
+    expect_right(stage, stage.variants.back(), test);
+}
+
+/// Rows and heads with gaps between them, as slices of a larger tensor have: only what belongs to O is written.
+inline void check_strides_with_gaps(const Stage& stage) {
+    const Problem p{.batch = 2, .heads = 2, .kv_heads = 1, .seq = 33, .kv_seq = 47, .head_dim = 32};
+    const TestCase packed(p);
+    const Run want = expect_right(stage, stage.variants.back(), packed);
+
+    const Strides q_strides = {2 * 33 * 40 + 24, 33 * 40 + 8, 40}, kv_strides = {47 * 36 + 4, 47 * 36, 36};
+    const auto spread = [&](const std::vector<float>& from, int heads, int rows, const Strides& s) {
+        std::vector<float> to(static_cast<std::size_t>(s[0]) * p.batch, NAN);
+        std::size_t e = 0;
+        for (int b = 0; b < p.batch; ++b)
+            for (int h = 0; h < heads; ++h)
+                for (int i = 0; i < rows; ++i)
+                    for (int c = 0; c < p.head_dim; ++c) to[static_cast<std::size_t>(b * s[0] + h * s[1] + i * s[2] + c)] = from[e++];
+        return to;
+    };
+    const auto upload = [](const std::vector<float>& values) {
+        DeviceBuffer buffer(values.size() * sizeof(float));
+        buffer.upload(values.data(), buffer.size());
+        return buffer;
+    };
+    const Inputs& in = packed.setup.inputs;
+    const DeviceBuffer q = upload(spread(in.q_host, p.heads, p.seq, q_strides)),
+                       k = upload(spread(in.k_host, p.kv_heads, p.kv_seq, kv_strides)),
+                       v = upload(spread(in.v_host, p.kv_heads, p.kv_seq, kv_strides));
+    const std::vector<float> blank(static_cast<std::size_t>(q_strides[0]) * p.batch, 777.0f);
+    DeviceBuffer o = upload(blank), lse(static_cast<std::size_t>(p.rows()) * sizeof(float));
+    Workspace workspace;
+    Forward args{p,
+                 {q.data(), q_strides},
+                 {k.data(), kv_strides},
+                 {v.data(), kv_strides},
+                 {o.data(), q_strides},
+                 static_cast<float*>(lse.data()),
+                 Device::current(),
+                 {},
+                 workspace};
+    run_forward(stage.variants.back(), args);
+    synchronize(nullptr);
+
+    std::vector<float> got(blank.size());
+    o.download(got.data(), o.size());
+    const std::vector<float> expected = spread(want.result.o, p.heads, p.seq, q_strides);
+    for (std::size_t e = 0; e < got.size(); ++e) ASSERT_EQ(got[e], std::isnan(expected[e]) ? 777.0f : expected[e]) << "at offset " << e;
+}
+
+/// The message of the exception that a run ends with; empty when it ends well.
+inline std::string refusal(const Stage& stage, const Problem& problem, const Device& device = Device::current()) {
+    DeviceBuffer memory(1 << 20);
+    auto* const base = static_cast<float*>(memory.data());
+    Workspace workspace;
+    Forward args{problem,
+                 {base, problem.q_strides()},
+                 {base + (1 << 16), problem.kv_strides()},
+                 {base + (1 << 17), problem.kv_strides()},
+                 {base + 3 * (1 << 16), problem.q_strides()},
+                 base + 4 * (1 << 16) - 4096,
+                 device,
+                 {},
+                 workspace};
+    try {
+        run_forward(stage.variants.back(), args);
+        synchronize(nullptr);
+    } catch (const Refused& error) {
+        return error.what();
+    }
+    return "";
+}
+
+}  // namespace workbook

@@ -1,0 +1,229 @@
+#include "attention/cost.hpp"
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <map>
+
+namespace workbook {
+namespace {
+
+// Bytes counted access by access, in the order of first touch: what the closed forms must equal.
+class Counter {
+public:
+    void read(const char* tensor, long long bytes) { row(tensor).read += bytes; }
+    void write(const char* tensor, long long bytes) { row(tensor).written += bytes; }
+    const TensorTraffic& of(const std::string& tensor) const {
+        static const TensorTraffic none;
+        const auto found = rows_.find(tensor);
+        return found == rows_.end() ? none : found->second;
+    }
+    std::size_t size() const { return rows_.size(); }
+
+private:
+    TensorTraffic& row(const char* tensor) { return rows_[tensor]; }
+    std::map<std::string, TensorTraffic> rows_;
+};
+
+void expect_equal(const Counter& counted, const Traffic& formula) {
+    EXPECT_EQ(counted.size(), formula.tensors.size());
+    long long read = 0, written = 0;
+    for (const TensorTraffic& t : formula.tensors) {
+        EXPECT_EQ(t.read, counted.of(t.tensor).read) << t.tensor;
+        EXPECT_EQ(t.written, counted.of(t.tensor).written) << t.tensor;
+        read += t.read;
+        written += t.written;
+    }
+    EXPECT_EQ(formula.read(), read);
+    EXPECT_EQ(formula.written(), written);
+    EXPECT_EQ(formula.total(), read + written);
+}
+
+std::vector<std::string> names(const Traffic& traffic) {
+    std::vector<std::string> list;
+    for (const TensorTraffic& t : traffic.tensors) list.push_back(t.tensor);
+    return list;
+}
+
+const std::vector<Problem> problems = {
+    {.batch = 2, .heads = 6, .kv_heads = 2, .seq = 5, .kv_seq = 9, .head_dim = 8, .dtype = DType::f16},
+    {.batch = 1, .heads = 1, .kv_heads = 1, .seq = 1, .kv_seq = 1, .head_dim = 1, .dtype = DType::f32},
+    {.batch = 3, .heads = 2, .kv_heads = 1, .seq = 11, .kv_seq = 4, .head_dim = 3, .dtype = DType::f32, .causal = true},
+    {.batch = 1, .heads = 4, .kv_heads = 4, .seq = 7, .kv_seq = 8, .head_dim = 16, .dtype = DType::bf16, .causal = true},
+};
+
+TEST(Cost, NaiveRequestsWhatItsThreeKernelsAskFor) {
+    for (const Problem& p : problems) {
+        SCOPED_TRACE(describe(p));
+        const long long es = size_of(p.dtype);
+        Counter count;
+        for (long long row = 0; row < p.rows(); ++row) {
+            for (int c = 0; c < p.head_dim; ++c) count.read("Q", es);
+            for (int j = 0; j < p.kv_seq; ++j) {
+                for (int c = 0; c < p.head_dim; ++c) count.read("K", es);
+                count.write("S", es);
+            }
+            for (int j = 0; j < p.kv_seq; ++j) count.read("S", es);  // maximum
+            for (int j = 0; j < p.kv_seq; ++j) count.read("S", es);  // sum
+            for (int j = 0; j < p.kv_seq; ++j) {                     // normalisation
+                count.read("S", es);
+                count.write("P", es);
+            }
+            count.write("LSE", 4);
+            for (int j = 0; j < p.kv_seq; ++j) {
+                count.read("P", es);
+                for (int c = 0; c < p.head_dim; ++c) count.read("V", es);
+            }
+            for (int c = 0; c < p.head_dim; ++c) count.write("O", es);
+        }
+        const Movement movement = naive_movement(p);
+        expect_equal(count, movement.requested);
+        EXPECT_EQ(names(movement.requested), (std::vector<std::string>{"Q", "K", "V", "S", "P", "O", "LSE"}));
+        EXPECT_EQ(movement.dram.total(), compulsory_traffic(p).total() + 4 * p.rows() * p.kv_seq * es);  // S and P out and in
+        EXPECT_EQ(names(movement.dram), names(movement.requested));
+    }
+}
+
+TEST(Cost, OnlineSoftmaxIsNaiveWithoutScoresAndWeights) {
+    for (const Problem& p : problems) {
+        const Movement naive = naive_movement(p), online = online_softmax_movement(p);
+        EXPECT_EQ(names(online.requested), (std::vector<std::string>{"Q", "K", "V", "O", "LSE"}));
+        for (const TensorTraffic& t : online.requested.tensors) {
+            const auto same = std::find_if(naive.requested.tensors.begin(), naive.requested.tensors.end(),
+                                           [&](const TensorTraffic& other) { return other.tensor == t.tensor; });
+            EXPECT_EQ(t.read, same->read);
+            EXPECT_EQ(t.written, same->written);
+        }
+        EXPECT_EQ(online.dram.total(), compulsory_traffic(p).total());
+    }
+}
+
+TEST(Cost, Flash1MovesWhatAlgorithm1Moves) {
+    for (const Problem& p : problems) {
+        const long long es = size_of(p.dtype);
+        for (const Tiles& tiles : {Tiles{1, 1}, Tiles{2, 4}, Tiles{4, 3}, Tiles{8, 9}, Tiles{16, 64}}) {
+            SCOPED_TRACE(describe(p) + " Bc=" + std::to_string(tiles.Bc));
+            Counter count;
+            for (long long head = 0; head < static_cast<long long>(p.batch) * p.heads; ++head)
+                for (int first = 0; first < p.kv_seq; first += tiles.Bc) {
+                    const bool is_first = first == 0, is_last = first + tiles.Bc >= p.kv_seq;
+                    for (int j = first; j < std::min(first + tiles.Bc, p.kv_seq); ++j) {
+                        count.read("K", p.head_dim * es);
+                        count.read("V", p.head_dim * es);
+                    }
+                    for (int i = 0; i < p.seq; ++i) {
+                        count.read("Q", p.head_dim * es);
+                        if (!is_first) {
+                            count.read("O_acc", p.head_dim * 4);
+                            count.read("l", 4);
+                            count.read("m", 4);
+                        }
+                        if (is_last) {
+                            count.write("O", p.head_dim * es);
+                            count.write("LSE", 4);
+                        } else {
+                            count.write("O_acc", p.head_dim * 4);
+                            count.write("l", 4);
+                            count.write("m", 4);
+                        }
+                    }
+                }
+            const Movement movement = flash1_movement(p, tiles);
+            expect_equal(count, movement.requested);
+            expect_equal(count, movement.dram);
+        }
+    }
+    EXPECT_EQ(names(flash1_movement(problems[0], {4, 9}).requested), (std::vector<std::string>{"Q", "K", "V", "O", "LSE"}));
+    EXPECT_EQ(names(flash1_movement(problems[0], {4, 8}).requested),
+              (std::vector<std::string>{"Q", "K", "V", "O_acc", "l", "m", "O", "LSE"}));
+    EXPECT_THROW(flash1_movement(problems[0], {4, 0}), InvalidArgument);
+}
+
+TEST(Cost, CompulsoryReadsKeysAndValuesByTheirOwnHeads) {
+    const Traffic t =
+        compulsory_traffic({.batch = 2, .heads = 8, .kv_heads = 2, .seq = 3, .kv_seq = 5, .head_dim = 4, .dtype = DType::f16});
+    const std::vector<std::pair<long long, long long>> bytes = {
+        {2 * 8 * 3 * 4 * 2, 0}, {2 * 2 * 5 * 4 * 2, 0}, {2 * 2 * 5 * 4 * 2, 0}, {0, 2 * 8 * 3 * 4 * 2}, {0, 2 * 8 * 3 * 4}};
+    ASSERT_EQ(t.tensors.size(), 5u);
+    for (int i = 0; i < 5; ++i) EXPECT_EQ(std::pair(t.tensors[i].read, t.tensors[i].written), bytes[i]) << t.tensors[i].tensor;
+}
+
+TEST(Cost, LargestProblemDoesNotOverflow) {
+    const Problem p{.heads = 1024, .kv_heads = 1, .seq = 1 << 20, .kv_seq = 1 << 20, .head_dim = 64};
+    for (const Movement& m : {naive_movement(p), online_softmax_movement(p), flash1_movement(p, {1, 1})}) {
+        EXPECT_GT(m.requested.read(), 1ll << 57);
+        for (const TensorTraffic& t : m.requested.tensors) {
+            EXPECT_GE(t.read, 0);
+            EXPECT_GE(t.written, 0);
+        }
+        EXPECT_GT(m.requested.total(), m.requested.read());
+    }
+}
+
+TEST(Cost, ForwardFlops) {
+    Problem p{.batch = 2, .heads = 16, .kv_heads = 4, .seq = 1024, .kv_seq = 2048, .head_dim = 128};
+    EXPECT_EQ(forward_flops(p), 4.0 * 2 * 16 * 1024 * 2048 * 128);
+    p.causal = true;
+    EXPECT_EQ(forward_flops(p), 2.0 * 2 * 16 * 1024 * 2048 * 128);
+}
+
+TEST(Cost, GpusAgreeWithTheirClocks) {
+    for (const Gpu& gpu : gpus()) {
+        SCOPED_TRACE(gpu.key);
+        // 128 FP32 lanes an SM (64 on the A100), an FMA is two operations: the datasheet's rate must follow from clock and SMs.
+        const double lanes = gpu.compute_capability == 80 ? 64 : 128;
+        EXPECT_NEAR(gpu.fp32 / (gpu.sms * lanes * 2 * gpu.clock), 1, 0.01);
+        // Per SM and clock, dense with float32 accumulation: 2048 on the A100, 4096 on Hopper, 512 on GeForce. Hopper's tensor
+        // rates are given at a clock some 8% below its highest.
+        const double tensor = gpu.compute_capability == 80 ? 2048 : gpu.compute_capability == 90 ? 4096 : 512;
+        EXPECT_NEAR(gpu.tensor_16bit / (gpu.sms * tensor * gpu.clock), gpu.compute_capability == 90 ? 0.924 : 1, 0.01);
+        EXPECT_NEAR(gpu.tensor_fp8 / gpu.tensor_16bit, gpu.compute_capability == 80 ? 0 : 2, 0.001);
+        EXPECT_EQ(gpu.shared_memory_per_block, (gpu.compute_capability == 80 ? 163u : gpu.compute_capability == 90 ? 227u : 99u) * 1024u);
+        EXPECT_FALSE(gpu.source.empty());
+        EXPECT_EQ(&find_gpu(gpu.key), &gpu);
+    }
+    EXPECT_EQ(find_gpu("h200").bandwidth, 4.8e12);
+    try {
+        find_gpu("b200");
+        FAIL() << "accepted an unknown GPU";
+    } catch (const InvalidArgument& error) {
+        EXPECT_STREQ(error.what(), "gpu = \"b200\": accepted are a100, h100, h200, rtx4090, rtx5090");
+    }
+}
+
+TEST(Cost, PredictionNamesTheLargestTerm) {
+    const Gpu gpu{.key = "x",
+                  .name = "X",
+                  .compute_capability = 90,
+                  .sms = 10,
+                  .clock = 1e9,
+                  .bandwidth = 1e12,
+                  .fp32 = 1e13,
+                  .tensor_16bit = 1e14,
+                  .tensor_fp8 = 0,
+                  .shared_memory_per_block = 0,
+                  .source = ""};  // L1: 1.28e12 bytes a second
+    const auto movement = [](long long requested, long long dram) {
+        return Movement{.requested = {{{"K", requested, 0}}}, .dram = {{{"K", dram - 1000, 1000}}}};
+    };
+    const Prediction l1 = predict(gpu, Unit::fp32, 1e9, movement(1'280'000'000, 1'000'000));
+    EXPECT_DOUBLE_EQ(l1.compute_seconds, 1e-4);
+    EXPECT_DOUBLE_EQ(l1.dram_seconds, 1e-6);
+    EXPECT_DOUBLE_EQ(l1.l1_seconds, 1e-3);
+    EXPECT_DOUBLE_EQ(l1.seconds(), 1e-3);
+    EXPECT_EQ(l1.bound(), "L1");
+    EXPECT_EQ(predict(gpu, Unit::fp32, 1e9, movement(1000, 2'000'000'000)).bound(), "HBM");
+    EXPECT_EQ(predict(gpu, Unit::fp32, 1e12, movement(1000, 1000)).bound(), "FP32 units");
+    const Prediction tensor = predict(gpu, Unit::tensor_16bit, 1e12, movement(1000, 1000));
+    EXPECT_EQ(tensor.bound(), "tensor cores");
+    EXPECT_DOUBLE_EQ(tensor.seconds(), 1e-2);
+    try {
+        predict(gpu, Unit::tensor_fp8, 1, movement(1000, 1000));
+        FAIL() << "predicted FP8 without FP8 units";
+    } catch (const InvalidArgument& error) {
+        EXPECT_PRED_FORMAT2(::testing::IsSubstring, "X has no FP8 tensor cores", error.what());
+    }
+}
+
+}  // namespace
+}  // namespace workbook

@@ -1,0 +1,155 @@
+#include "attention/problem.hpp"
+
+#include <gtest/gtest.h>
+
+#include <climits>
+#include <cmath>
+#include <functional>
+#include <limits>
+#include <set>
+
+namespace workbook {
+namespace {
+
+using ::testing::IsSubstring;
+
+// The message with which check() refuses a valid problem after `change`; empty if it accepts it.
+std::string refusal(const std::function<void(Problem&)>& change) {
+    Problem problem{.batch = 2, .heads = 6, .kv_heads = 3, .seq = 17, .kv_seq = 33, .head_dim = 64};
+    check(problem);
+    change(problem);
+    try {
+        check(problem);
+    } catch (const InvalidArgument& error) {
+        return error.what();
+    }
+    return {};
+}
+
+TEST(Problem, RefusesEachSizeByName) {
+    EXPECT_EQ(refusal([](Problem& p) { p.batch = 0; }), "batch = 0: accepted is 1 or more");
+    EXPECT_EQ(refusal([](Problem& p) { p.heads = -3; }), "heads = -3: accepted is 1 or more");
+    EXPECT_EQ(refusal([](Problem& p) { p.kv_heads = 0; }), "kv_heads = 0: accepted is 1 or more");
+    EXPECT_EQ(refusal([](Problem& p) { p.seq = 0; }), "seq = 0: accepted is 1 or more");
+    EXPECT_EQ(refusal([](Problem& p) { p.kv_seq = INT_MIN; }), "kv_seq = -2147483648: accepted is 1 or more");
+    EXPECT_EQ(refusal([](Problem& p) { p.head_dim = 0; }), "head_dim = 0: accepted are 1 to 256");
+    EXPECT_EQ(refusal([](Problem& p) { p.head_dim = 257; }), "head_dim = 257: accepted are 1 to 256");
+}
+
+TEST(Problem, AcceptsTheEdges) {
+    EXPECT_EQ(refusal([](Problem& p) { p.head_dim = 256; }), "");
+    EXPECT_EQ(refusal([](Problem& p) { p = {.batch = 1, .heads = 1, .kv_heads = 1, .seq = 1, .kv_seq = 1, .head_dim = 1}; }), "");
+    EXPECT_EQ(refusal([](Problem& p) { p.softmax_scale = 0.f; }), "");
+    EXPECT_EQ(refusal([](Problem& p) { p.softmax_scale = -2.f; }), "");
+    // 2^10 heads * 2^20 * 2^20 * 2^6 is the largest product that is accepted.
+    EXPECT_EQ(refusal([](Problem& p) { p = {.heads = 1024, .kv_heads = 1, .seq = 1 << 20, .kv_seq = 1 << 20, .head_dim = 64}; }), "");
+}
+
+TEST(Problem, RefusesHeadsThatDoNotDivide) {
+    EXPECT_EQ(
+        refusal([](Problem& p) { p.kv_heads = 4; }),
+        "heads = 6 is not a multiple of kv_heads = 4: each key/value head serves heads / kv_heads query heads (1, 2, 3 or 6 are accepted "
+        "for kv_heads)");
+    EXPECT_PRED_FORMAT2(IsSubstring, "(1 is accepted for kv_heads)", refusal([](Problem& p) { p.heads = 1; }));
+    EXPECT_PRED_FORMAT2(IsSubstring, "heads = 6 is not a multiple of kv_heads = 12", refusal([](Problem& p) { p.kv_heads = 12; }));
+}
+
+TEST(Problem, RefusesScalesThatAreNotFinite) {
+    EXPECT_EQ(refusal([](Problem& p) { p.softmax_scale = std::numeric_limits<float>::infinity(); }),
+              "scale = inf: accepted is any finite number");
+    EXPECT_PRED_FORMAT2(IsSubstring, "scale = nan", refusal([](Problem& p) { p.softmax_scale = std::nanf(""); }));
+}
+
+TEST(Problem, RefusesWhatOverflowsByteCounts) {
+    EXPECT_PRED_FORMAT2(IsSubstring, "1 * 1024 * 1048576 * 1048576 * 65: accepted is a product of at most 2^56",
+                        refusal([](Problem& p) { p = {.heads = 1024, .kv_heads = 1, .seq = 1 << 20, .kv_seq = 1 << 20, .head_dim = 65}; }));
+    // Each pair of factors overflows 64 bits at once: the check itself must not.
+    EXPECT_PRED_FORMAT2(IsSubstring, "at most 2^56", refusal([](Problem& p) {
+                            p = {.batch = INT_MAX, .heads = INT_MAX, .kv_heads = 1, .seq = INT_MAX, .kv_seq = INT_MAX, .head_dim = 256};
+                        }));
+}
+
+TEST(Problem, ScaleDefaultsToTheInverseRootOfTheHeadDimension) {
+    EXPECT_EQ((Problem{.head_dim = 64}.scale()), 0.125f);
+    EXPECT_EQ((Problem{.head_dim = 80}.scale()), static_cast<float>(1 / std::sqrt(80.0)));
+    EXPECT_EQ((Problem{.head_dim = 64, .softmax_scale = -0.5f}.scale()), -0.5f);
+}
+
+TEST(Problem, CountsDoNotOverflow) {
+    const Problem problem{.batch = 64, .heads = 64, .kv_heads = 32, .seq = 1 << 20, .kv_seq = 1 << 19, .head_dim = 128};
+    EXPECT_EQ(problem.rows(), 1ll << 32);
+    EXPECT_EQ(problem.q_elements(), 1ll << 39);
+    EXPECT_EQ(problem.kv_elements(), 1ll << 37);
+}
+
+TEST(Problem, CausalIsAlignedToTheBottomRight) {
+    // The two examples of FlashAttention 2.1's change log: 2 x 5 and 5 x 2.
+    const Problem wide{.seq = 2, .kv_seq = 5, .causal = true};
+    EXPECT_EQ(wide.visible_keys(0), 4);
+    EXPECT_EQ(wide.visible_keys(1), 5);
+    const Problem tall{.seq = 5, .kv_seq = 2, .causal = true};
+    const int seen[5] = {0, 0, 0, 1, 2};
+    for (int i = 0; i < 5; ++i) EXPECT_EQ(tall.visible_keys(i), seen[i]) << i;
+    EXPECT_EQ((Problem{.seq = 5, .kv_seq = 2}.visible_keys(0)), 2);
+    EXPECT_EQ((Problem{.seq = INT_MAX, .kv_seq = 1, .causal = true}.visible_keys(0)), 0);
+    EXPECT_EQ((Problem{.seq = 1, .kv_seq = INT_MAX, .causal = true}.visible_keys(0)), INT_MAX);
+}
+
+TEST(Problem, PackedStridesReachEachElementOnce) {
+    for (Layout layout : {Layout::bhnd, Layout::bnhd}) {
+        const Problem p{.batch = 2, .heads = 6, .kv_heads = 3, .seq = 5, .kv_seq = 7, .head_dim = 4, .layout = layout};
+        const auto reached = [&](const Strides& s, int heads, int rows) {
+            std::set<long long> places;
+            for (int b = 0; b < p.batch; ++b)
+                for (int h = 0; h < heads; ++h)
+                    for (int i = 0; i < rows; ++i)
+                        for (int c = 0; c < p.head_dim; ++c) places.insert(b * s[0] + h * s[1] + i * s[2] + c);
+            return places;
+        };
+        const auto q = reached(p.q_strides(), p.heads, p.seq), kv = reached(p.kv_strides(), p.kv_heads, p.kv_seq);
+        EXPECT_EQ(static_cast<long long>(q.size()), p.q_elements());
+        EXPECT_EQ(*q.rbegin(), p.q_elements() - 1);
+        EXPECT_EQ(static_cast<long long>(kv.size()), p.kv_elements());
+        EXPECT_EQ(*kv.rbegin(), p.kv_elements() - 1);
+        // What tells the two layouts apart: the neighbour in memory is the next row, or the next head.
+        EXPECT_EQ(p.q_strides()[layout == Layout::bhnd ? 2 : 1], 4);
+        EXPECT_EQ(p.kv_strides()[layout == Layout::bhnd ? 1 : 2], layout == Layout::bhnd ? 28 : 12);
+    }
+}
+
+TEST(Problem, DescribesItself) {
+    Problem problem{.heads = 4, .kv_heads = 1, .seq = 300, .kv_seq = 517, .head_dim = 128, .dtype = DType::bf16, .causal = true};
+    EXPECT_EQ(describe(problem), "B=1 Hq=4 Hkv=1 Nq=300 Nkv=517 d=128 bf16 causal");
+    problem.causal = false;
+    problem.softmax_scale = 0.25f;
+    problem.layout = Layout::bnhd;
+    EXPECT_EQ(describe(problem), "B=1 Hq=4 Hkv=1 Nq=300 Nkv=517 d=128 bf16 scale=0.25 bnhd");
+}
+
+TEST(Problem, WordsOfTypesAndLayouts) {
+    for (DType type : {DType::f32, DType::f16, DType::bf16}) EXPECT_EQ(parse_dtype(name(type)), type);
+    EXPECT_EQ(size_of(DType::f32), 4u);
+    EXPECT_EQ(size_of(DType::f16), 2u);
+    EXPECT_EQ(size_of(DType::bf16), 2u);
+    for (DType type : {DType::f32, DType::f16, DType::bf16})
+        with_type(type, [&]<class T>() {
+            EXPECT_EQ(dtype_of<T>, type);
+            EXPECT_EQ(sizeof(T), size_of(type));
+        });
+    EXPECT_EQ(parse_layout("bhnd"), Layout::bhnd);
+    EXPECT_EQ(parse_layout("bnhd"), Layout::bnhd);
+    const auto message = [](auto parse, const char* word) {
+        try {
+            parse(word);
+        } catch (const InvalidArgument& error) {
+            return std::string(error.what());
+        }
+        return std::string();
+    };
+    EXPECT_EQ(message(parse_dtype, "float16"), "dtype = \"float16\": accepted are f32, f16 and bf16");
+    EXPECT_PRED_FORMAT2(IsSubstring, "dtype = \"\"", message(parse_dtype, ""));
+    EXPECT_PRED_FORMAT2(IsSubstring, "layout = \"BHND\": accepted are bhnd", message(parse_layout, "BHND"));
+}
+
+}  // namespace
+}  // namespace workbook
