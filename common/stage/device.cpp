@@ -6,6 +6,7 @@
 #include <cmath>
 #include <sstream>
 #include <stdexcept>
+#include <utility>
 #include <vector>
 
 namespace workbook {
@@ -101,7 +102,7 @@ Timing measure(const std::function<void()>& launch, cudaStream_t stream, std::op
     std::vector<double> times(n);
     for (int i = 0; i < n; ++i) times[i] = marks[i + 1].seconds_since(marks[i]);
     std::sort(times.begin(), times.end());
-    return {n % 2 ? times[n / 2] : 0.5 * (times[n / 2 - 1] + times[n / 2]), n};
+    return {n % 2 ? times[n / 2] : 0.5 * (times[n / 2 - 1] + times[n / 2]), n, std::move(times)};
 }
 
 #else

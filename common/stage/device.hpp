@@ -8,6 +8,7 @@
 
 #include <functional>
 #include <optional>
+#include <vector>
 
 namespace workbook {
 
@@ -22,6 +23,7 @@ void synchronize(cudaStream_t stream);
 struct Timing {
     double seconds = 0;   ///< the median
     int repetitions = 0;  ///< that it is the median of
+    std::vector<double> times;  ///< of each repetition in seconds, ascending
 };
 
 /// Times `launch` with CUDA events on `stream`, after a warm-up. The repetitions are queued without waiting, so that the time

@@ -87,6 +87,22 @@ std::optional<bool> Report::as_predicted() const {
     return read() == predicted.requested.read() && written() == predicted.requested.written();
 }
 
+Result fetch_result(const Problem& problem, const DeviceBuffer& o, const DeviceBuffer& lse) {
+    Result result;
+    fetch(o, problem.dtype, problem.q_elements(), result.o, result.o_poisoned);
+    fetch(lse, DType::f32, problem.rows(), result.lse, result.lse_poisoned);
+    return result;
+}
+
+Verdict judge_run(const Inputs& inputs, const ReferenceRows& want, const ReferenceRows& plain, const Result& result) {
+    Verdict verdict = judge(inputs.problem, want, plain, result);
+    if (verdict.ok) {
+        verdict.why = check_unsampled(inputs, result);
+        verdict.ok = verdict.why.empty();
+    }
+    return verdict;
+}
+
 Report predict_variant(const Stage& stage, const Variant& variant, const Problem& problem, const Device& device, const Gpu& target) {
     Report report;
     report.stage = stage.id;
@@ -146,13 +162,8 @@ Run run_variant(const Stage& stage, const Variant& variant, const Setup& setup) 
     const double host_seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
     progress.clear();
 
-    fetch(o, problem.dtype, problem.q_elements(), run.result.o, run.result.o_poisoned);
-    fetch(lse, DType::f32, problem.rows(), run.result.lse, run.result.lse_poisoned);
-    report.verdict = judge(problem, setup.want, setup.plain, run.result);
-    if (report.verdict.ok) {
-        report.verdict.why = check_unsampled(setup.inputs, run.result);
-        report.verdict.ok = report.verdict.why.empty();
-    }
+    run.result = fetch_result(problem, o, lse);
+    report.verdict = judge_run(setup.inputs, setup.want, setup.plain, run.result);
     if (!report.verdict.ok) {
         report.status = "wrong";
         report.reason = report.verdict.why;

@@ -57,6 +57,12 @@ struct Report {
     std::optional<bool> as_predicted() const;
 };
 
+/// The outputs as a kernel left them on the device, and which elements still hold the poison.
+Result fetch_result(const Problem& problem, const DeviceBuffer& o, const DeviceBuffer& lse);
+
+/// judge(), and that every element was written and none is NaN, also in the rows that `want` leaves out.
+Verdict judge_run(const Inputs& inputs, const ReferenceRows& want, const ReferenceRows& plain, const Result& result);
+
 /// The fields that need no run.
 Report predict_variant(const Stage& stage, const Variant& variant, const Problem& problem, const Device& device, const Gpu& target);
 

@@ -34,19 +34,6 @@ std::vector<const Variant*> select(const Stage& stage, const std::vector<std::st
     return selected;
 }
 
-/// "NVIDIA GeForce RTX 4090" is rtx4090. The number of SMs tells apart what is sold under one name (H100 SXM and PCIe).
-const Gpu* in_table(const Device& device) {
-    std::string plain;
-    for (const char c : device.name)
-        if (c != ' ') plain += static_cast<char>(std::tolower(static_cast<unsigned char>(c)));
-    for (const Gpu& gpu : gpus()) {
-        if (plain.find(gpu.key) != std::string::npos && gpu.sms == device.sms && gpu.compute_capability == device.compute_capability) {
-            return &gpu;
-        }
-    }
-    return nullptr;
-}
-
 /// The device that runs, and the GPU whose time is predicted.
 struct Machine {
     Device device;
@@ -333,6 +320,19 @@ private:
 };
 
 }  // namespace
+
+// "NVIDIA GeForce RTX 4090" is rtx4090. The number of SMs tells apart what is sold under one name (H100 SXM and PCIe).
+const Gpu* in_table(const Device& device) {
+    std::string plain;
+    for (const char c : device.name)
+        if (c != ' ') plain += static_cast<char>(std::tolower(static_cast<unsigned char>(c)));
+    for (const Gpu& gpu : gpus()) {
+        if (plain.find(gpu.key) != std::string::npos && gpu.sms == device.sms && gpu.compute_capability == device.compute_capability) {
+            return &gpu;
+        }
+    }
+    return nullptr;
+}
 
 int stage_main(const Stage& stage, int argc, char** argv) {
     const auto fail = [&](const std::string& what, int status) {

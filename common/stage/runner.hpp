@@ -6,6 +6,9 @@
 
 namespace workbook {
 
+/// The GPU of the table in attention/cost.hpp that the device is, by its name, number of SMs and compute capability; null if none.
+const Gpu* in_table(const Device& device);
+
 /// The main() of every stepNN program. `--help` lists the options.
 /// @return 0 when every variant ran and was right; 1 when a result was wrong; 2 for bad arguments or files; 3 when refused
 int stage_main(const Stage& stage, int argc, char** argv);

@@ -28,19 +28,21 @@ __global__ __launch_bounds__(kThreads) void scores(TensorView<const T, 4> Q,  //
     const int Nq = Q.extent(2), Nkv = K.extent(2), d = Q.extent(3);
     if (i >= Nq) return;  // a whole warp
 
+    const auto has = [&](int e) { return lane + 32 * e < d; };
     const auto Kh = K(b, h / (Q.extent(1) / K.extent(1)));  // (Nkv, d)
     float q[kPerLane];
 #pragma unroll
-    for (int e = 0; e < kPerLane; ++e) q[e] = lane + 32 * e < d ? to_float(Q(b, h, i, lane + 32 * e)) : 0.0f;
+    for (int e = 0; e < kPerLane; ++e) q[e] = has(e) ? to_float(Q(b, h, i, lane + 32 * e)) : 0.0f;
 
     for (int j0 = 0; j0 < Nkv; j0 += 32) {
         const int keys = min(32, Nkv - j0);
         float mine = 0.0f;  // lane t keeps the score of key j0 + t
         for (int t = 0; t < keys; ++t) {
-            float dot = 0.0f;
+            float k[kPerLane], dot = 0.0f;
 #pragma unroll
-            for (int e = 0; e < kPerLane; ++e)
-                if (lane + 32 * e < d) dot += q[e] * to_float(Kh(j0 + t, lane + 32 * e));
+            for (int e = 0; e < kPerLane; ++e) k[e] = has(e) ? to_float(Kh(j0 + t, lane + 32 * e)) : 0.0f;
+#pragma unroll
+            for (int e = 0; e < kPerLane; ++e) dot += q[e] * k[e];
             dot = simt::warp_sum(dot);
             if (lane == t) mine = dot;
         }
@@ -83,6 +85,7 @@ __global__ __launch_bounds__(kThreads) void weighted_sum(TensorView<const T, 4> 
     const int Nq = O.extent(2), Nkv = V.extent(2), d = O.extent(3);
     if (i >= Nq) return;  // a whole warp
 
+    const auto has = [&](int e) { return lane + 32 * e < d; };
     const auto Vh = V(b, h / (O.extent(1) / V.extent(1)));  // (Nkv, d)
     float o[kPerLane] = {};
     for (int j0 = 0; j0 < Nkv; j0 += 32) {
@@ -90,14 +93,16 @@ __global__ __launch_bounds__(kThreads) void weighted_sum(TensorView<const T, 4> 
         const float mine = lane < keys ? to_float(P(b, h, i, j0 + lane)) : 0.0f;  // lane t holds the weight of key j0 + t
         for (int t = 0; t < keys; ++t) {
             const float p = __shfl_sync(simt::kFullMask, mine, t);
+            float v[kPerLane];
 #pragma unroll
-            for (int e = 0; e < kPerLane; ++e)
-                if (lane + 32 * e < d) o[e] += p * to_float(Vh(j0 + t, lane + 32 * e));
+            for (int e = 0; e < kPerLane; ++e) v[e] = has(e) ? to_float(Vh(j0 + t, lane + 32 * e)) : 0.0f;
+#pragma unroll
+            for (int e = 0; e < kPerLane; ++e) o[e] += p * v[e];
         }
     }
 #pragma unroll
     for (int e = 0; e < kPerLane; ++e)
-        if (lane + 32 * e < d) O(b, h, i, lane + 32 * e) = from_float<T>(o[e]);
+        if (has(e)) O(b, h, i, lane + 32 * e) = from_float<T>(o[e]);
 }
 
 }  // namespace step01

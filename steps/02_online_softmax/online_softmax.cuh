@@ -32,19 +32,25 @@ __global__ __launch_bounds__(kThreads) void online_softmax(TensorView<const T, 4
     // Teams past the last row stay for the shuffles of their warp, but touch no memory.
     const bool live = i < Nq;
     const auto has = [&](int e) { return live && (kWhole || lane + kLanes * e < d); };
+    const auto Qh = Q(b, h);                    // (Nq, d)
     const auto Kh = K(b, hkv), Vh = V(b, hkv);  // (Nkv, d)
+    // All loads of a row are under way before the first is used: a load under an `if` of its own would wait for the one before.
+    const auto load = [&](float(&row)[kPerLane], const TensorView<const T, 2>& matrix, int r) {
+#pragma unroll
+        for (int e = 0; e < kPerLane; ++e) row[e] = has(e) ? to_float(matrix(r, lane + kLanes * e)) : 0.0f;
+    };
 
-    float q[kPerLane];
+    float q[kPerLane], k[kPerLane], v[kPerLane];
     float o[kPerLane] = {};
     float m = -INFINITY, l = 0.0f;
-#pragma unroll
-    for (int e = 0; e < kPerLane; ++e) q[e] = has(e) ? to_float(Q(b, h, i, lane + kLanes * e)) : 0.0f;
+    load(q, Qh, i);
 
     for (int j = 0; j < Nkv; ++j) {
+        load(k, Kh, j);
+        load(v, Vh, j);
         float s = 0.0f;
 #pragma unroll
-        for (int e = 0; e < kPerLane; ++e)
-            if (has(e)) s += q[e] * to_float(Kh(j, lane + kLanes * e));
+        for (int e = 0; e < kPerLane; ++e) s += q[e] * k[e];
         s = simt::warp_sum<kLanes>(s);
         s = mask.hides(i, j) ? -INFINITY : scale * s;
 
@@ -55,8 +61,7 @@ __global__ __launch_bounds__(kThreads) void online_softmax(TensorView<const T, 4
         m = m_new;
         l = alpha * l + p;
 #pragma unroll
-        for (int e = 0; e < kPerLane; ++e)
-            if (has(e)) o[e] = alpha * o[e] + p * to_float(Vh(j, lane + kLanes * e));
+        for (int e = 0; e < kPerLane; ++e) o[e] = alpha * o[e] + p * v[e];
     }
 
     const float inverse = l > 0.0f ? 1.0f / l : 0.0f;
