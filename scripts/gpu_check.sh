@@ -1,14 +1,17 @@
 #!/usr/bin/env bash
-# Checks the stages on a machine with a GPU, in one call. Needs nvcc, CMake, Ninja, GoogleTest and Python, and nothing from the network.
+# Checks the stages on a machine with a GPU, in one call (also ./workbook gpu-check). Needs nvcc, CMake, Ninja, GoogleTest, Google
+# Benchmark and Python, and nothing from the network. Ends with a line PASS or FAIL for each phase.
 #   scripts/gpu_check.sh [options]
-#     --phases LIST             build,tests,sanitize,compare,bench (build,tests,sanitize, and compare where results are given)
+#     --phases LIST             of build, tests, memcheck, racecheck, synccheck, initcheck, compare, bench; sanitize stands for the
+#                               four tools of compute-sanitizer (all; compare only where the emulator's results are given)
 #     --dependencies FOLDER     a prefix with the header-only libraries: see --pack-dependencies
 #     --emulator-results FOLDER compares with what the emulator computed: see --make-emulator-results
-#     --output FOLDER           where logs and benchmark results go (build/gpu_check)
+#     --output FOLDER           where logs, benchmark results and summary.json go (build/gpu_check)
 #     --stages LIST             as 01,03 (all)
-#     --bench                   adds the phase bench: the sweep of FlashAttention-2's paper, B*N = 16384 and H*d = 2048
-#     --bench-seconds S         starts no benchmark after this long (480)
-#     --bench-only PATTERN      only runs whose options match this extended regular expression
+#     --bench                   the full sweep in the phase bench, and not the quick one: see ./workbook bench --help
+#     --peers                   PyTorch and flash-attn in the phase bench too, with the same sweep
+#     --bench-seconds S         begins no benchmark after this long, which counts as a failure (480)
+#     --bench-only PATTERN      only cases whose name matches this extended regular expression, as 'step03/.*bf16'; not for peers
 # To be called beforehand on a machine without a GPU:
 #     --pack-dependencies FOLDER      copies nlohmann-json and CLI11 from the system into FOLDER
 #     --make-emulator-results FOLDER  builds the preset cpu and writes the emulator's results of the same cases
@@ -17,6 +20,7 @@
 set -euo pipefail
 
 root=$(dirname -- "$(dirname -- "$(realpath -- "${BASH_SOURCE[0]}")")")
+export WORKBOOK_COMMAND="scripts/gpu_check.sh${*:+ $*}" # what results say they come from
 
 # Small problems that every stage takes: ragged, Nq != Nkv both ways, rows that see no key, GQA, each type and layout.
 cases=(
@@ -33,11 +37,12 @@ fail() {
     exit 2
 }
 
-phases='' bench=no dependencies='' emulator_results='' output=$root/build/gpu_check stages='' bench_seconds=480 bench_only=.
+phases='' bench=quick peers=no dependencies='' emulator_results='' output=$root/build/gpu_check stages='' bench_seconds=480 bench_only=''
 pack_into='' emulate_into=''
 while (($#)); do
     case $1 in
-        --bench) bench=yes && shift && continue ;;
+        --bench) bench=full && shift && continue ;;
+        --peers) peers=yes && shift && continue ;;
         -h | --help) sed -n '2,/^set/s/^# \{0,1\}//p' "${BASH_SOURCE[0]}" && exit ;;
     esac
     if (($# < 2)); then fail "'$1' is unknown or lacks its value; --help lists the options"; fi
@@ -58,13 +63,15 @@ done
 if [[ -n $dependencies && ! -d $dependencies ]]; then fail "--dependencies=$dependencies: there is no such folder"; fi
 if [[ -n $emulator_results && ! -d $emulator_results ]]; then fail "--emulator-results=$emulator_results: there is no such folder"; fi
 if [[ ! $bench_seconds =~ ^[0-9]+$ ]]; then fail "--bench-seconds=$bench_seconds: a whole number is accepted"; fi
-if [[ -z $phases ]]; then phases=build,tests,sanitize${emulator_results:+,compare}; fi
-if [[ $bench == yes && $phases != *bench* ]]; then phases+=,bench; fi
+readonly tools=memcheck,racecheck,synccheck,initcheck
+if [[ -z $phases ]]; then phases=build,tests,sanitize${emulator_results:+,compare},bench; fi
+if [[ $bench == full || $peers == yes ]] && [[ $phases != *bench* ]]; then phases+=,bench; fi
+phases=${phases//sanitize/$tools}
 for phase in ${phases//,/ }; do
     case $phase in
-        build | tests | sanitize | bench) ;;
+        build | tests | memcheck | racecheck | synccheck | initcheck | bench) ;;
         compare) if [[ -z $emulator_results ]]; then fail '--phases=compare needs --emulator-results FOLDER'; fi ;;
-        *) fail "--phases: '$phase' is unknown; build,tests,sanitize,compare,bench are accepted" ;;
+        *) fail "--phases: '$phase' is unknown; build,tests,sanitize,$tools,compare,bench are accepted" ;;
     esac
 done
 
@@ -192,58 +199,82 @@ run_cases() {
     return $status
 }
 
-phase_sanitize() {
-    local tool status=0
+# phase_tool TOOL
+phase_tool() {
     if ! command -v compute-sanitizer >/dev/null 2>&1; then
         PATH=$PATH:$(dirname -- "$nvcc"):/usr/local/cuda/bin:/usr/local/cuda/compute-sanitizer
         if ! command -v compute-sanitizer >/dev/null 2>&1; then echo 'compute-sanitizer is not on PATH' && return 1; fi
     fi
-    for tool in memcheck racecheck synccheck initcheck; do run_cases "$tool" || status=1; done
-    return $status
+    run_cases "$1"
 }
 
 phase_compare() { run_cases compare; }
 
-# The sweep, shortest first. Wrong results fail; what a stage refuses or --max-seconds skips is in the results with its reason.
+# Wrong results fail, and so does what there was no time for; what a stage refuses is in the results with its reason.
 phase_bench() {
-    local length dim type causal number options status=0 exit_status begin=$SECONDS late=0 runs=0
-    : >"$output/bench.jsonl"
-    : >"$output/bench.log"
-    for length in 512 1024 2048 4096 8192 16384; do
-        for dim in 64 128; do
-            for type in bf16 f32; do
-                for causal in '' --causal; do
-                    for number in "${numbers[@]}"; do
-                        options="--batch $((16384 / length)) --heads $((2048 / dim)) --seq $length --head-dim $dim --dtype $type $causal"
-                        if ! grep -q -E -- "$bench_only" <<<"step$number $options"; then continue; fi
-                        if ((SECONDS - begin > bench_seconds)); then
-                            echo "not run, too late: step$number $options" >>"$output/bench.log"
-                            late=$((late + 1))
-                            continue
-                        fi
-                        exit_status=0
-                        # shellcheck disable=SC2086  # a list of words
-                        timeout 120 "$(program gpu "$number")" $options --max-seconds 10 --json >>"$output/bench.jsonl" 2>>"$output/bench.log" </dev/null || exit_status=$?
-                        runs=$((runs + 1))
-                        if ((exit_status != 0 && exit_status != 3)); then
-                            echo "exit status $exit_status: step$number $options" | tee -a "$output/bench.log"
-                            status=1
-                        fi
-                    done
-                done
-            done
-        done
+    local number program file status=0 exit_status begin=$SECONDS left sweep=() filter=() files=() peer_sweep=(--sweep --gqa) results=$output/bench
+    mkdir -p -- "$results"
+    rm -f -- "$results"/*
+    if [[ $bench == quick ]]; then sweep=(--quick) peer_sweep=(--quick); fi
+    if [[ -n $bench_only ]]; then filter=("--benchmark_filter=$bench_only"); fi
+    for number in "${numbers[@]}"; do
+        program=$root/build/gpu/bench/bench_step$number
+        file=$results/step$number.json
+        left=$((bench_seconds - (SECONDS - begin)))
+        if [[ ! -x $program ]]; then
+            echo "bench_step$number was not built: see configure.log (is Google Benchmark there?) and build.log"
+            status=1
+        elif ((left < 1)); then
+            echo "bench_step$number was not started within --bench-seconds $bench_seconds"
+            status=1
+        else
+            exit_status=0
+            # The time limit is for a kernel that hangs: --stop-after ends the sweep earlier.
+            timeout $((left + 120)) "$program" "${sweep[@]}" "${filter[@]}" --stop-after "$left" "--benchmark_out=$file" >"$results/step$number.log" 2>&1 </dev/null ||
+                exit_status=$?
+            if ((exit_status == 2)) && [[ -n $bench_only ]] && grep -q 'Failed to match' -- "$results/step$number.log"; then
+                rm -f -- "$file"
+            elif ((exit_status != 0 && exit_status != 3)); then
+                echo "bench_step$number: exit status $exit_status"
+                tail -n 5 -- "$results/step$number.log"
+                status=1
+            fi
+            if [[ -s $file ]]; then files+=("$file"); fi
+        fi
     done
-    echo "$runs runs, $(grep -c '"status":"ok"' -- "$output/bench.jsonl") right and timed, in ${output#"$root"/}/bench.jsonl"
-    if ((late)); then
-        echo "$late runs were not started within --bench-seconds $bench_seconds: see bench.log"
+    if ((${#files[@]})); then
+        python3 scripts/merge_benchmarks.py "${files[@]}" --output "$results/stages.json" || status=1
+    else
+        echo "no case was run${bench_only:+: --bench-only=$bench_only matches none}"
         status=1
     fi
-    if ((!runs)); then echo "--bench-only=$bench_only matches no run" && status=1; fi
+    if [[ $peers == yes ]]; then
+        left=$((bench_seconds - (SECONDS - begin)))
+        exit_status=0
+        if ((left < 1)); then
+            echo "peers.py was not started within --bench-seconds $bench_seconds"
+            status=1
+        else
+            timeout "$left" python3 bench/peers.py "${peer_sweep[@]}" --out "$results/peers.json" >"$results/peers.log" 2>&1 </dev/null || exit_status=$?
+            if ((exit_status != 0)); then
+                echo "peers.py: exit status $exit_status$(if ((exit_status == 124)); then echo " (not done within --bench-seconds $bench_seconds)"; fi)"
+                tail -n 5 -- "$results/peers.log"
+                status=1
+            fi
+        fi
+    fi
+    files=()
+    for file in "$results"/stages.json "$results"/peers.json; do
+        if [[ -s $file ]]; then files+=("$file"); fi
+    done
+    if ((${#files[@]})); then
+        python3 bench/report.py --table "${files[@]}" >"$results/table.txt" || status=1
+        cat -- "$results/table.txt"
+    fi
     return $status
 }
 
-summary=() failed=0
+summary=() records=() failed=0
 for phase in ${phases//,/ }; do
     echo
     echo "==== $phase"
@@ -255,9 +286,9 @@ for phase in ${phases//,/ }; do
         case $phase in
             build) phase_build ;;
             tests) phase_tests ;;
-            sanitize) phase_sanitize ;;
             compare) phase_compare ;;
             bench) phase_bench ;;
+            *) phase_tool "$phase" ;;
         esac
     )
     status=$?
@@ -266,8 +297,31 @@ for phase in ${phases//,/ }; do
     if ((status != 0)); then verdict=FAIL failed=1; fi
     summary+=("$(printf '%s  %-9s %4d s' "$verdict" "$phase" $((SECONDS - begin)))")
     echo "${summary[-1]}"
+    records+=("$phase=$verdict=$((SECONDS - begin))")
 done
 echo
 echo "==== summary (logs in $output)"
 printf '%s\n' "${summary[@]}"
+
+# The same for programs.
+python3 - "$output" "$(if [[ -n $nvcc ]]; then "$nvcc" --version; fi)" "${records[@]}" <<'PYTHON'
+import csv, datetime, json, os, re, sys
+
+output, nvcc, records = sys.argv[1], sys.argv[2], [record.split("=") for record in sys.argv[3:]]
+with open(os.path.join(output, "gpu.csv"), encoding="utf-8") as file:
+    gpu = {key.strip(): value.strip() for key, value in next(csv.DictReader(file)).items()}
+release = re.search(r"release ([0-9.]+)", nvcc)
+summary = {
+    "date": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
+    "gpu": gpu["name"],
+    "compute_capability": gpu["compute_cap"],
+    "driver": gpu["driver_version"],
+    "cuda": release[1] if release else None,
+    "passed": all(status == "PASS" for _, status, _ in records),
+    "phases": [{"phase": phase, "status": status, "seconds": int(seconds)} for phase, status, seconds in records],
+}
+with open(os.path.join(output, "summary.json"), "w", encoding="utf-8") as file:
+    json.dump(summary, file, indent=1)
+    file.write("\n")
+PYTHON
 exit $failed

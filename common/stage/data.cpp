@@ -34,8 +34,7 @@ std::string shape_text(const std::vector<long long>& shape) {
     return text + ")";
 }
 
-const HostTensor& tensor_of(const TensorFile& file, const std::string& path, const char* name, std::size_t dims,
-                            const char* dims_text) {
+const HostTensor& tensor_of(const TensorFile& file, const std::string& path, const char* name, std::size_t dims, const char* dims_text) {
     const auto found = file.tensors.find(name);
     if (found == file.tensors.end()) {
         std::string have;

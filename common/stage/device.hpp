@@ -21,8 +21,8 @@ void synchronize(cudaStream_t stream);
 
 /// Device time of one call.
 struct Timing {
-    double seconds = 0;   ///< the median
-    int repetitions = 0;  ///< that it is the median of
+    double seconds = 0;         ///< the median
+    int repetitions = 0;        ///< that it is the median of
     std::vector<double> times;  ///< of each repetition in seconds, ascending
 };
 

@@ -51,8 +51,9 @@ SIMT_DEVICE void multiply(float (&acc)[kR][kC], int r0, int c0, int rows, int co
     }
 }
 
-/// Floats of shared memory for tiles of Br query rows and Bc keys: K, V, Q, S and two numbers a row. K and Q rows are one
-/// element longer than d, so that threads that read one column of 16 rows find them in 16 different banks.
+/// Floats of shared memory for tiles of Br query rows and Bc keys: K, V, Q, S and two numbers a row. Rows of K, Q and S are
+/// one element longer than they need be: 16 threads that read one column of 16 rows of K then find them in 16 different banks,
+/// and the two rows of Q or S that a warp reads in two.
 constexpr long long shared_floats(int Br, int Bc, int d) {
     return 1LL * Bc * (d + 1) + 1LL * Bc * d + 1LL * Br * (d + 1) + 1LL * Br * (Bc + 1) + 2LL * Br;
 }
@@ -67,7 +68,7 @@ __global__ __launch_bounds__(kThreads) void flash1(TensorView<const T, 4> Q4,   
                                                    TensorView<T, 4> O4,          // (B, Hq, Nq, D)
                                                    TensorView<float, 3> LSE3,    // (B, Hq, Nq)
                                                    int Br, int Bc, float scale, Mask mask) {
-    constexpr int kR = D >= 64 ? 4 : 2;  // rows of a thread's register block: with Br <= D, a quarter or half of 16 threads' rows
+    constexpr int kR = D >= 64 ? 4 : 2;  // rows of a thread's register block: 16 kR of them make a piece of the tile, and Br <= D
     constexpr int kC = D >= 64 ? 4 : 2;  // columns of it in P V, where a row has D of them
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, y = threadIdx.x / kSide, x = threadIdx.x % kSide;
     const int h = blockIdx.x, b = blockIdx.y, hkv = h / (Q4.extent(1) / K4.extent(1));

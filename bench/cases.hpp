@@ -1,0 +1,83 @@
+/// @file
+/// The pure part of the benchmarks: which problems are timed, what a case is called, and what is calculated from its times.
+#pragma once
+
+#include "attention/cost.hpp"
+#include "attention/problem.hpp"
+
+#include <optional>
+#include <span>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+namespace workbook::bench {
+
+/// Which problems the command line asks for.
+struct Request {
+    bool quick = false;  ///< the short sweep
+    bool gqa = false;    ///< the grouped-query case alone
+    // One of these, or causal, asks for a single case.
+    std::optional<int> batch, heads, kv_heads, seq, kv_seq, head_dim;
+    std::optional<DType> dtype;
+    bool causal = false;
+
+    bool single() const { return batch || heads || kv_heads || seq || kv_seq || head_dim || dtype || causal; }
+};
+
+/// The sweep of FlashAttention-2's paper (Dao 2023, section 4.1): B * N = 16384 tokens and 2048 / d heads, d = 64 and 128,
+/// N = 512 to 16384, full and causal; in bf16 and f32. The grouped-query case comes last. Problems that differ in the mask
+/// alone are neighbours, because they share their inputs.
+std::vector<Problem> full_sweep();
+
+/// N = 1024 and 4096, d = 128, bf16, full and causal, of the same sweep.
+std::vector<Problem> quick_sweep();
+
+/// B=4 Hq=32 Hkv=8 N=4096 d=128 bf16 causal.
+Problem gqa_case();
+
+/// What is asked for. What a single case leaves out: B = 1, Hq = 16, Hkv = Hq, Nq = 4096, Nkv = Nq, d = 128, bf16.
+/// @throws InvalidArgument when two kinds of request are mixed, or the single case does not pass check()
+std::vector<Problem> cases_of(const Request& request);
+
+/// What a case's name says.
+struct CaseName {
+    std::string source;   ///< "step03", "peer"
+    std::string variant;  ///< "shared_memory_tiling", "torch_flash"
+    Problem problem;
+};
+
+/// "step03/shared_memory_tiling/fwd/bf16/d128/causal/B4_H32_KV8_N4096". _KV stands only where Hkv is not Hq, _M (Nkv) only where
+/// it is not Nq.
+std::string case_name(const CaseName& name);
+
+/// The inverse of case_name(). @throws InvalidArgument that says what was read and what is accepted
+CaseName parse_case_name(std::string_view text);
+
+/// The value below which a fraction q of the values lies, interpolated linearly between neighbours.
+/// @param ascending at least one value; @param q 0 to 1
+/// @throws InvalidArgument
+double quantile(std::span<const double> ascending, double q);
+
+/// How often a run that takes `seconds` is repeated: for 0.3 s, and 10 times where that takes no more than 1 s; 2 to 200 times.
+int repetitions(double seconds);
+
+/// What one case's numbers are calculated from. Times in seconds.
+struct Measured {
+    std::vector<double> times;             ///< of each repetition, ascending
+    double flops = 0;                      ///< forward_flops()
+    Movement movement;                     ///< predicted
+    std::size_t extra_memory = 0;          ///< bytes of workspace
+    double rel_rms_error = 0;              ///< of O against float64, on the rows that were checked
+    std::optional<Prediction> prediction;  ///< of the GPU that ran, where the table has it
+};
+
+/// The counters of a case, by the names that results carry:
+/// - TFLOPS, GB_per_s and hbm_GB_per_s (predicted requested and DRAM bytes over the median time; 10^9 bytes)
+/// - extra_MiB, spread_percent ((p90 - p10) / median), repetitions, rel_rms_error
+/// - predicted_ms, and roofline_percent (predicted over median time); only with a prediction
+/// @throws InvalidArgument when there are no times, or the median is not above 0
+std::vector<std::pair<std::string, double>> counters(const Measured& measured);
+
+}  // namespace workbook::bench

@@ -1,0 +1,93 @@
+// A bench_stepNN for machines without a GPU: the harness as it is, over variants that are right, wrong, refused or broken. In the
+// place of common/stage/device.cpp there is a GPU whose runs take what the environment's STUB_SECONDS says.
+#include "harness.hpp"
+
+#include "attention/reference.hpp"
+#include "stage/device.hpp"
+#include "tensor/safetensors.hpp"
+
+#include <cuda_runtime.h>
+
+#include <cstdlib>
+#include <cstring>
+#include <iostream>
+#include <new>
+#include <stdexcept>
+
+namespace workbook {
+
+Device Device::current(const Gpu*) {
+    if (std::getenv("STUB_NO_GPU")) throw Refused("no usable GPU: the stub has none");
+    Device device;
+    device.name = "NVIDIA H200";
+    device.emulated = false;
+    return device;
+}
+
+void synchronize(cudaStream_t) {}
+
+Timing measure(const std::function<void()>& launch, cudaStream_t, std::optional<int> repeats) {
+    launch();
+    const char* word = std::getenv("STUB_SECONDS");
+    const double seconds = word ? std::atof(word) : 0.001;
+    const int n = repeats.value_or(3);
+    return {seconds, n, std::vector<double>(n, seconds)};
+}
+
+namespace {
+
+std::vector<float> widened(const TensorRef& t, const Problem& p, long long elements) {
+    HostTensor tensor{p.dtype, {elements}, std::vector<std::byte>(elements * size_of(p.dtype))};
+    std::memcpy(tensor.bytes.data(), t.data, tensor.bytes.size());
+    return tensor.to_float();
+}
+
+/// The reference itself, times `factor`.
+void attend(Forward& args, float factor) {
+    const Problem& p = args.problem;
+    const ReferenceRows rows =
+        reference_forward(p, widened(args.q, p, p.q_elements()), widened(args.k, p, p.kv_elements()), widened(args.v, p, p.kv_elements()));
+    std::vector<float> o(rows.o.begin(), rows.o.end());
+    for (float& x : o) x *= factor;
+    const HostTensor tensor = HostTensor::from_float(p.dtype, {p.q_elements()}, o);
+    std::memcpy(args.o.data, tensor.bytes.data(), tensor.bytes.size());
+    for (long long r = 0; r < p.rows(); ++r) args.lse[r] = static_cast<float>(rows.lse[r]);
+    args.workspace.get<float>("scratch", 1 << 18);
+    std::cerr << "attend " << describe(p) << "\n";
+}
+
+using Refusal = std::optional<std::string>;
+Refusal nothing(const Problem&, const Device&) { return std::nullopt; }
+Refusal no_causal(const Problem& p, const Device&) { return p.causal ? Refusal("causal: not causal is accepted") : std::nullopt; }
+void right(Forward& args) { attend(args, 1); }
+void wrong(Forward& args) { attend(args, 1.5f); }
+void unwritten(Forward&) {}
+void exhausted(Forward&) { throw std::bad_alloc(); }
+void too_large(Forward&) { throw Refused("workspace S needs 1 TiB and the device has not that much free memory"); }
+void broken(Forward&) { throw std::runtime_error("CUDA: running a kernel: an illegal memory access was encountered"); }
+Movement moved(const Problem& p, const Device&) { return naive_movement(p); }
+std::size_t workspace(const Problem&, const Device&) { return 0; }
+Unit fp32(DType) { return Unit::fp32; }
+
+}  // namespace
+}  // namespace workbook
+
+extern "C" {
+cudaError_t cudaRuntimeGetVersion(int* version) { return *version = 13000, cudaSuccess; }
+cudaError_t cudaDriverGetVersion(int* version) { return *version = 13000, cudaSuccess; }
+cudaError_t cudaGetLastError() { return cudaSuccess; }
+}
+
+int main(int argc, char** argv) {
+    using namespace workbook;
+    Stage stage{"09", "Stub", {{"09", "right", nothing, right, moved, workspace, fp32}}};
+    if (std::getenv("STUB_BAD")) {
+        stage.variants.push_back({"09b", "wrong", nothing, wrong, moved, workspace, fp32});
+        stage.variants.push_back({"09c", "unwritten", nothing, unwritten, moved, workspace, fp32});
+        stage.variants.push_back({"09d", "exhausted", nothing, exhausted, moved, workspace, fp32});
+        stage.variants.push_back({"09e", "too_large", nothing, too_large, moved, workspace, fp32});
+        stage.variants.push_back({"09f", "broken", nothing, broken, moved, workspace, fp32});
+    }
+    if (std::getenv("STUB_REFUSES")) stage.variants[0].refuses = no_causal;
+    return bench::bench_main(stage, argc, argv);
+}
