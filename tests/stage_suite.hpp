@@ -20,7 +20,14 @@ const workbook::Stage& stage();
 }
 #endif
 
+// How GoogleTest names the parameters of a test.
+namespace simt {
+inline void PrintTo(Schedule schedule, std::ostream* out) { *out << name(schedule); }
+}  // namespace simt
+
 namespace workbook {
+
+inline void PrintTo(DType type, std::ostream* out) { *out << name(type); }
 
 /// Null for the first stage.
 inline const Stage* previous_stage() {
@@ -34,6 +41,19 @@ inline const Stage* previous_stage() {
 /// Ragged and odd, shorter and longer than a tile, Nq != Nkv both ways. With causal, Nq > Nkv has rows that see nothing.
 inline const std::vector<std::pair<int, int>> kLengths = {{1, 1},     {15, 15},   {63, 64},   {64, 63}, {65, 65}, {113, 200},
                                                           {127, 127}, {200, 113}, {257, 257}, {1, 257}, {257, 1}};
+
+/// A variant of a stage, and what of the problems below it takes. A stage stands for its last variant with every type.
+struct Tested {
+    const Stage& stage;
+    const Variant& variant;
+    std::vector<DType> types = {DType::f32, DType::bf16};
+    int head_dim = 32;        ///< the smallest
+    int stride_multiple = 1;  ///< of the strides that it takes, in elements
+    Device device = Device::current();
+
+    Tested(const Stage& the_stage) : Tested(the_stage, the_stage.variants.back()) {}
+    Tested(const Stage& the_stage, const Variant& the_variant) : stage(the_stage), variant(the_variant) {}
+};
 
 /// Everything a run needs, with its reference, so that several variants and schedules can share it.
 struct TestCase {
@@ -102,19 +122,20 @@ inline std::string combination_name(const testing::TestParamInfo<Combination>& i
 }
 
 /// Every type and head dimension with one schedule; one type with the others, which only the emulator has.
-inline std::vector<Combination> combinations(const std::vector<int>& head_dims) {
+inline std::vector<Combination> combinations(const std::vector<int>& head_dims,
+                                             const std::vector<DType>& types = {DType::f32, DType::f16, DType::bf16}) {
     std::vector<Combination> all;
     for (const int d : head_dims) {
-        for (const DType type : {DType::f32, DType::f16, DType::bf16}) all.emplace_back(type, d, simt::Schedule::round_robin);
+        for (const DType type : types) all.emplace_back(type, d, simt::Schedule::round_robin);
         if (!emulating) continue;
-        all.emplace_back(DType::f32, d, simt::Schedule::lowest_first);
-        all.emplace_back(DType::f32, d, simt::Schedule::highest_first);
+        all.emplace_back(types.front(), d, simt::Schedule::lowest_first);
+        all.emplace_back(types.front(), d, simt::Schedule::highest_first);
     }
     return all;
 }
 
 /// Every pair of lengths, causal and not, two query heads on one key/value head.
-inline void check_all_lengths(const Stage& stage, const Stage* previous, const Combination& combination) {
+inline void check_all_lengths(const Tested& tested, const Stage* previous, const Combination& combination) {
     const auto [dtype, head_dim, schedule] = combination;
     for (const auto& [seq, kv_seq] : kLengths)
         for (const bool causal : {false, true}) {
@@ -126,73 +147,86 @@ inline void check_all_lengths(const Stage& stage, const Stage* previous, const C
                                   .head_dim = head_dim,
                                   .dtype = dtype,
                                   .causal = causal};
-            TestCase test(problem);
+            TestCase test(problem, 1, Distribution::normal, tested.device);
             test.options.schedule = schedule;
-            const Run run = expect_right(stage, stage.variants.back(), test);
+            const Run run = expect_right(tested.stage, tested.variant, test);
             if (previous) expect_agreement(expect_right(*previous, previous->variants.back(), test), run);
         }
 }
 
 /// Cases that stand apart: batches, both layouts, GQA and MQA, large logits, a given scale, outliers.
-inline void check_special_cases(const Stage& stage) {
-    const Variant& variant = stage.variants.back();
+inline void check_special_cases(const Tested& tested) {
+    const auto check = [&](const Problem& p, std::uint64_t seed = 1, Distribution dist = Distribution::normal) {
+        expect_right(tested.stage, tested.variant, TestCase(p, seed, dist, tested.device));
+    };
     const Problem base{.batch = 2, .heads = 4, .kv_heads = 2, .seq = 70, .kv_seq = 90, .head_dim = 64};
-    for (const DType dtype : {DType::f32, DType::bf16}) {
+    for (const DType dtype : tested.types) {
         Problem p = base;
         p.dtype = dtype;
-        expect_right(stage, variant, TestCase(p));
+        check(p);
         p.layout = Layout::bnhd;
         p.causal = true;
-        expect_right(stage, variant, TestCase(p));
+        check(p);
         p.kv_heads = 1;
-        expect_right(stage, variant, TestCase(p));
+        check(p);
         p.kv_heads = 4;
         p.softmax_scale = 4.0f;  // logits of N(0, 32^2): almost all weight on one key, and rows far below zero
-        expect_right(stage, variant, TestCase(p));
+        check(p);
         p.softmax_scale = -1.0f;
-        expect_right(stage, variant, TestCase(p));
+        check(p);
         p.softmax_scale = 0.0f;  // the mean of V
-        expect_right(stage, variant, TestCase(p));
+        check(p);
         p.softmax_scale.reset();
-        expect_right(stage, variant, TestCase(p, 2, Distribution::outliers));
+        check(p, 2, Distribution::outliers);
     }
 }
 
 /// Rows that see nothing: O = 0 and LSE = -infinity, not NaN.
-inline void check_rows_that_see_nothing(const Stage& stage) {
-    Problem p{.batch = 1, .heads = 2, .kv_heads = 2, .seq = 100, .kv_seq = 30, .head_dim = 32, .causal = true};
-    const TestCase test(p);
-    const Run run = expect_right(stage, stage.variants.back(), test);
+inline void check_rows_that_see_nothing(const Tested& tested) {
+    const int d = tested.head_dim;
+    const Problem p{
+        .batch = 1, .heads = 2, .kv_heads = 2, .seq = 100, .kv_seq = 30, .head_dim = d, .dtype = tested.types[0], .causal = true};
+    const TestCase test(p, 1, Distribution::normal, tested.device);
+    const Run run = expect_right(tested.stage, tested.variant, test);
     ASSERT_EQ(run.result.lse.size(), 200u);
     for (int i = 0; i < 70; ++i) {
         EXPECT_EQ(run.result.lse[i], -INFINITY) << "row " << i;
-        for (int c = 0; c < 32; ++c) EXPECT_EQ(run.result.o[i * 32 + c], 0.0f) << "row " << i << ", column " << c;
+        for (int c = 0; c < d; ++c) EXPECT_EQ(run.result.o[i * d + c], 0.0f) << "row " << i << ", column " << c;
     }
     EXPECT_TRUE(std::isfinite(run.result.lse[70]));
 }
 
+/// Uploads values as elements of a type, and rounds them to it.
+inline void upload_rounded(DeviceBuffer& buffer, DType type, std::vector<float>& values) {
+    const HostTensor rounded = HostTensor::from_float(type, {static_cast<long long>(values.size())}, values);
+    buffer.upload(rounded.bytes.data(), rounded.bytes.size());
+    values = rounded.to_float();
+}
+
 /// All logits of every row far below zero: a maximum that starts at 0 instead of -infinity would lose them.
-inline void check_very_negative_logits(const Stage& stage) {
-    const Problem p{.batch = 1, .heads = 1, .kv_heads = 1, .seq = 40, .kv_seq = 50, .head_dim = 32};
-    TestCase test(p);
+inline void check_very_negative_logits(const Tested& tested) {
+    const Problem p{.batch = 1, .heads = 1, .kv_heads = 1, .seq = 40, .kv_seq = 50, .head_dim = tested.head_dim, .dtype = tested.types[0]};
+    TestCase test(p, 1, Distribution::normal, tested.device);
     Inputs& in = test.setup.inputs;
     for (float& x : in.q_host) x = 30.0f + x;
     for (float& x : in.k_host) x = -30.0f + x;
-    in.q.upload(in.q_host.data(), in.q_host.size() * sizeof(float));
-    in.k.upload(in.k_host.data(), in.k_host.size() * sizeof(float));
+    upload_rounded(in.q, p.dtype, in.q_host);
+    upload_rounded(in.k, p.dtype, in.k_host);
     test.setup.want = reference_forward(p, in.q_host, in.k_host, in.v_host);
     test.setup.plain = plain_low_precision_forward(p, in.q_host, in.k_host, in.v_host);
     EXPECT_LT(test.setup.want.lse[0], -1000);
-    expect_right(stage, stage.variants.back(), test);
+    expect_right(tested.stage, tested.variant, test);
 }
 
 /// Rows and heads with gaps between them, as slices of a larger tensor have: only what belongs to O is written.
-inline void check_strides_with_gaps(const Stage& stage) {
-    const Problem p{.batch = 2, .heads = 2, .kv_heads = 1, .seq = 33, .kv_seq = 47, .head_dim = 32};
-    const TestCase packed(p);
-    const Run want = expect_right(stage, stage.variants.back(), packed);
+inline void check_strides_with_gaps(const Tested& tested) {
+    const Problem p{.batch = 2, .heads = 2, .kv_heads = 1, .seq = 33, .kv_seq = 47, .head_dim = tested.head_dim, .dtype = tested.types[0]};
+    const TestCase packed(p, 1, Distribution::normal, tested.device);
+    const Run want = expect_right(tested.stage, tested.variant, packed);
 
-    const Strides q_strides = {2 * 33 * 40 + 24, 33 * 40 + 8, 40}, kv_strides = {47 * 36 + 4, 47 * 36, 36};
+    const long long gap = tested.stride_multiple, q_row = p.head_dim + 3 * gap, kv_row = p.head_dim + 5 * gap;
+    const Strides q_strides = {2 * (33 * q_row + gap) + 7 * gap, 33 * q_row + gap, q_row},
+                  kv_strides = {47 * kv_row + 9 * gap, 47 * kv_row, kv_row};
     const auto spread = [&](const std::vector<float>& from, int heads, int rows, const Strides& s) {
         std::vector<float> to(static_cast<std::size_t>(s[0]) * p.batch, NAN);
         std::size_t e = 0;
@@ -202,16 +236,17 @@ inline void check_strides_with_gaps(const Stage& stage) {
                     for (int c = 0; c < p.head_dim; ++c) to[static_cast<std::size_t>(b * s[0] + h * s[1] + i * s[2] + c)] = from[e++];
         return to;
     };
-    const auto upload = [](const std::vector<float>& values) {
-        DeviceBuffer buffer(values.size() * sizeof(float));
-        buffer.upload(values.data(), buffer.size());
+    const auto upload = [&](std::vector<float> values) {
+        DeviceBuffer buffer(values.size() * size_of(p.dtype));
+        upload_rounded(buffer, p.dtype, values);
         return buffer;
     };
     const Inputs& in = packed.setup.inputs;
     const DeviceBuffer q = upload(spread(in.q_host, p.heads, p.seq, q_strides)),
                        k = upload(spread(in.k_host, p.kv_heads, p.kv_seq, kv_strides)),
                        v = upload(spread(in.v_host, p.kv_heads, p.kv_seq, kv_strides));
-    const std::vector<float> blank(static_cast<std::size_t>(q_strides[0]) * p.batch, 777.0f);
+    constexpr float kBlank = 776.0f;  // a number that every type has
+    const std::vector<float> blank(static_cast<std::size_t>(q_strides[0]) * p.batch, kBlank);
     DeviceBuffer o = upload(blank), lse(static_cast<std::size_t>(p.rows()) * sizeof(float));
     Workspace workspace;
     Forward args{p,
@@ -220,20 +255,21 @@ inline void check_strides_with_gaps(const Stage& stage) {
                  {v.data(), kv_strides},
                  {o.data(), q_strides},
                  static_cast<float*>(lse.data()),
-                 Device::current(),
+                 tested.device,
                  {},
                  workspace};
-    run_forward(stage.variants.back(), args);
+    run_forward(tested.variant, args);
     synchronize(nullptr);
 
-    std::vector<float> got(blank.size());
-    o.download(got.data(), o.size());
+    HostTensor got_tensor{p.dtype, {static_cast<long long>(blank.size())}, std::vector<std::byte>(o.size())};
+    o.download(got_tensor.bytes.data(), o.size());
+    const std::vector<float> got = got_tensor.to_float();
     const std::vector<float> expected = spread(want.result.o, p.heads, p.seq, q_strides);
-    for (std::size_t e = 0; e < got.size(); ++e) ASSERT_EQ(got[e], std::isnan(expected[e]) ? 777.0f : expected[e]) << "at offset " << e;
+    for (std::size_t e = 0; e < got.size(); ++e) ASSERT_EQ(got[e], std::isnan(expected[e]) ? kBlank : expected[e]) << "at offset " << e;
 }
 
 /// The message of the exception that a run ends with; empty when it ends well.
-inline std::string refusal(const Stage& stage, const Problem& problem, const Device& device = Device::current()) {
+inline std::string refusal(const Tested& tested, const Problem& problem, const Device& device = Device::current()) {
     DeviceBuffer memory(1 << 20);
     auto* const base = static_cast<float*>(memory.data());
     Workspace workspace;
@@ -247,7 +283,7 @@ inline std::string refusal(const Stage& stage, const Problem& problem, const Dev
                  {},
                  workspace};
     try {
-        run_forward(stage.variants.back(), args);
+        run_forward(tested.variant, args);
         synchronize(nullptr);
     } catch (const Refused& error) {
         return error.what();

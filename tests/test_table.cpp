@@ -4,6 +4,7 @@
 #include "stage/table.hpp"
 
 #include <gtest/gtest.h>
+#include <nlohmann/json.hpp>
 
 #include <limits>
 
@@ -90,6 +91,31 @@ TEST(Table, PredictionsMustMatchForEveryTensor) {
     std::swap(o.read, o.written);
     r.counted = std::vector<simt::LedgerRow>{q, o};  // same totals, other direction
     EXPECT_EQ(r.as_predicted(), false);
+}
+
+// Only ldmatrix is counted: a kernel without it says nothing of shared memory, in the table and in JSON.
+TEST(Table, WavefrontsOfSharedMemoryWhereAnyWereCounted) {
+    using Json = nlohmann::json;
+    Report r = example();
+    r.counted = std::vector<simt::LedgerRow>{};
+    const auto json = [&] {
+        return Json::parse(
+            json_line(r, Problem{}, "normal, seed 0", Device{.name = "emulator"}, simt::Schedule::round_robin, find_gpu("h200")));
+    };
+    EXPECT_EQ(traffic_table(r).find("wavefronts"), std::string::npos);
+    EXPECT_TRUE(json()["shared_wavefronts"].is_null());
+    EXPECT_TRUE(json()["shared_ideal"].is_null());
+
+    r.shared = simt::SharedCount{12000, 12000};
+    EXPECT_NE(traffic_table(r).find("shared memory, ldmatrix: 12,000 wavefronts, 12,000 would be without bank conflicts (1.00x)\n"),
+              std::string::npos)
+        << traffic_table(r);
+    r.shared->wavefronts = 54000;
+    EXPECT_NE(traffic_table(r).find("shared memory, ldmatrix: 54,000 wavefronts, 12,000 would be without bank conflicts (4.50x)\n"),
+              std::string::npos)
+        << traffic_table(r);
+    EXPECT_EQ(json()["shared_wavefronts"], 54000);
+    EXPECT_EQ(json()["shared_ideal"], 12000);
 }
 
 }  // namespace

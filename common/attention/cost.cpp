@@ -101,6 +101,51 @@ Movement flash1_movement(const Problem& problem, const Tiles& tiles) {
     return {.requested = traffic, .dram = traffic};
 }
 
+namespace {
+
+/// Keys that a block of queries from row i0 on visits, in whole blocks of Bc.
+long long visited_keys(const Problem& problem, const Tiles& tiles, bool skip, int i0) {
+    const int last = std::min(i0 + tiles.Br, problem.seq) - 1;
+    const int seen = skip ? problem.visible_keys(last) : problem.kv_seq;
+    return (static_cast<long long>(seen) + tiles.Bc - 1) / tiles.Bc * tiles.Bc;
+}
+
+void check(const Tiles& tiles) {
+    if (tiles.Br < 1) throw InvalidArgument("Br = " + std::to_string(tiles.Br) + ": accepted is 1 row or more");
+    if (tiles.Bc < 1) throw InvalidArgument("Bc = " + std::to_string(tiles.Bc) + ": accepted is 1 key or more");
+}
+
+}  // namespace
+
+Movement q_parallel_movement(const Problem& problem, const Tiles& tiles, bool skip) {
+    workbook::check(problem);
+    check(tiles);
+    const Sizes n(problem);
+    long long q_rows = 0, kv_rows = 0;  // of one query head
+    for (int i0 = 0; i0 < problem.seq; i0 += tiles.Br) {
+        const long long keys = visited_keys(problem, tiles, skip, i0);
+        kv_rows += std::min<long long>(keys, problem.kv_seq);
+        if (keys > 0) q_rows += std::min(tiles.Br, problem.seq - i0);
+    }
+    const long long heads = static_cast<long long>(problem.batch) * problem.heads;
+    return {.requested = {{
+                {"Q", heads * q_rows * n.d * n.es, 0},
+                {"K", heads * kv_rows * n.d * n.es, 0},
+                {"V", heads * kv_rows * n.d * n.es, 0},
+                {"O", 0, n.q * n.es},
+                {"LSE", 0, n.rows * f32_bytes},
+            }},
+            .dram = compulsory_traffic(problem)};
+}
+
+long long visited_tiles(const Problem& problem, const Tiles& tiles, bool skip) {
+    workbook::check(problem);
+    check(tiles);
+    long long visited = 0;
+    for (int i0 = 0; i0 < problem.seq; i0 += tiles.Br) visited += visited_keys(problem, tiles, skip, i0) / tiles.Bc;
+    return visited;
+}
+
 Traffic compulsory_traffic(const Problem& problem) {
     check(problem);
     const Sizes n(problem);

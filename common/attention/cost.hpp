@@ -59,6 +59,15 @@ struct Tiles {
 /// @throws InvalidArgument also when Bc < 1
 Movement flash1_movement(const Problem& problem, const Tiles& tiles);
 
+/// Stage 04: each block of Br queries reads its Q once, and every key and value block that it visits. With `skip`, a block visits
+/// only what its last row sees, rounded up to whole blocks of Bc keys, and rows of Q that see nothing are not read either.
+/// DRAM: compulsory, since the query blocks of a head share its K and V through the L2 cache.
+/// @throws InvalidArgument also when Br < 1 or Bc < 1
+Movement q_parallel_movement(const Problem& problem, const Tiles& tiles, bool skip);
+
+/// (query block, key block) pairs that stage 04 visits for one head, with and without skipping.
+long long visited_tiles(const Problem& problem, const Tiles& tiles, bool skip);
+
 /// The fewest bytes any exact attention moves: Q, K, V read once, O and LSE written once.
 Traffic compulsory_traffic(const Problem& problem);
 

@@ -684,7 +684,9 @@ private:
         if (lse.count > 0) {
             add("located",
                 "LSE is wrong: " + describe(lse) + "." +
-                    (o.count == 0 && o_ok(verdict) ? " O is right, so m and l are: look at how LSE is computed and stored." : ""));
+                    (o.count == 0 && o_ok(verdict) ? " O is right, so m and l are: look at how LSE is computed and stored."
+                     : o.count > 0 ? " It knows nothing of V: look at S = Q K^T (addresses, fragments, scale, mask), m and l before P V."
+                                   : ""));
         }
     }
 

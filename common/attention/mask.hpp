@@ -16,6 +16,13 @@ struct Mask {
 
     /// True when query row i must not see key j.
     SIMT_BOTH bool hides(int i, int j) const { return causal && j > i + offset; }
+
+    /// How many of Nkv keys query row i sees: keys 0 to visible - 1.
+    SIMT_BOTH int visible(int i, int Nkv) const {
+        if (!causal) return Nkv;
+        const int keys = i + offset + 1;
+        return keys < 0 ? 0 : keys < Nkv ? keys : Nkv;
+    }
 };
 
 }  // namespace workbook

@@ -30,8 +30,9 @@ std::string tensor_name(int id) {
     return all.by_id.at(static_cast<std::size_t>(id));
 }
 
-void Ledger::add(const std::vector<std::pair<Count, Count>>& by_tensor) {
+void Ledger::add(const std::vector<std::pair<Count, Count>>& by_tensor, const SharedCount& shared) {
     std::lock_guard lock(mutex_);
+    shared_ += shared;
     if (by_tensor_.size() < by_tensor.size()) by_tensor_.resize(by_tensor.size());
     for (std::size_t id = 0; id < by_tensor.size(); ++id) {
         by_tensor_[id].first += by_tensor[id].first;
@@ -70,6 +71,12 @@ Count Ledger::written() const {
 void Ledger::clear() {
     std::lock_guard lock(mutex_);
     by_tensor_.clear();
+    shared_ = {};
+}
+
+SharedCount Ledger::shared() const {
+    std::lock_guard lock(mutex_);
+    return shared_;
 }
 
 }  // namespace simt

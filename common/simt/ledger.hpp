@@ -22,6 +22,18 @@ struct Count {
     }
 };
 
+/// Accesses to shared memory by ldmatrix; others are not counted.
+struct SharedCount {
+    std::uint64_t wavefronts = 0;  ///< passes over the 32 banks that were needed
+    std::uint64_t ideal = 0;       ///< passes without bank conflicts
+
+    SharedCount& operator+=(const SharedCount& other) {
+        wavefronts += other.wavefronts;
+        ideal += other.ideal;
+        return *this;
+    }
+};
+
 /// One tensor's traffic.
 struct LedgerRow {
     std::string tensor;
@@ -37,14 +49,16 @@ public:
     LedgerRow row(const std::string& tensor) const;
     Count read() const;     ///< over all tensors
     Count written() const;  ///< over all tensors
+    SharedCount shared() const;
     void clear();
 
     /// Adds one worker's counts; the index is the tensor's id (see tensor_id). Called by the emulator.
-    void add(const std::vector<std::pair<Count, Count>>& by_tensor);
+    void add(const std::vector<std::pair<Count, Count>>& by_tensor, const SharedCount& shared);
 
 private:
     mutable std::mutex mutex_;
     std::vector<std::pair<Count, Count>> by_tensor_;  // (read, written)
+    SharedCount shared_;
 };
 
 /// A small number that stands for a tensor's name, the same for equal names in the whole process.

@@ -46,7 +46,8 @@ auto named(const std::string& option, F&& parse) {
 std::string epilog() {
     return "Sizes in global memory are bytes that threads ask for; sectors are the 32-byte pieces in which they come.\n"
            "--json prints one object a variant; common/stage/table.hpp lists the keys.\n"
-           "Exit status: 0 all ran and were right, 1 a result was wrong, 2 bad arguments or files, 3 a variant was refused or skipped.";
+           "Exit status: 0 all ran and were right, 1 a result was wrong, 2 bad arguments or files, 3 nothing ran, or a variant asked for "
+           "was refused or skipped.";
 }
 
 }  // namespace
@@ -170,7 +171,7 @@ Options parse_options(const Stage& stage, int argc, const char* const* argv) {
     });
 
     group = "What is printed";
-    flag("--traffic", options.traffic, "also global-memory traffic tensor by tensor");
+    flag("--traffic", options.traffic, "also global-memory traffic tensor by tensor, and the bank conflicts of ldmatrix");
     flag("--rows-only", options.rows_only, "rows without headings, to put below those of another stage");
     flag("--json", options.json, "one JSON object a variant and nothing else");
     flag("--quiet", options.quiet, "errors only; the exit status tells the rest");

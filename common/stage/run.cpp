@@ -175,6 +175,7 @@ Run run_variant(const Stage& stage, const Variant& variant, const Setup& setup) 
 
     if (setup.device.emulated) {
         report.counted = ledger.rows();
+        if (const simt::SharedCount count = ledger.shared(); count.ideal > 0) report.shared = count;
         report.emulation_seconds = host_seconds;
     } else if (setup.options.max_seconds && host_seconds > *setup.options.max_seconds) {
         report.seconds = host_seconds;  // long enough for the host's clock, too long to repeat

@@ -38,6 +38,7 @@ struct Report {
     Movement predicted;
     long long naive_requested = 0;                        ///< bytes that stage 01 asks for in the same problem
     std::optional<std::vector<simt::LedgerRow>> counted;  ///< in emulation
+    std::optional<simt::SharedCount> shared;              ///< in emulation, where the kernel's accesses to shared memory are counted
     std::size_t extra_memory = 0, predicted_extra_memory = 0;
     Prediction prediction;
 

@@ -190,7 +190,8 @@ public:
             write_result(*options_.output, stage_.id, last_->report.label(), setup.inputs, last_->result, machine_.device.name,
                          last_->report.seconds);
         }
-        return exit_;
+        // Where some variants of a stage ran, those that cannot do the problem do not fail it, unless they were asked for.
+        return exit_ == refused && last_ && options_.variants.empty() ? all_right : exit_;
     }
 
 private:

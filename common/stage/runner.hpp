@@ -10,7 +10,8 @@ namespace workbook {
 const Gpu* in_table(const Device& device);
 
 /// The main() of every stepNN program. `--help` lists the options.
-/// @return 0 when every variant ran and was right; 1 when a result was wrong; 2 for bad arguments or files; 3 when refused
+/// @return 0 when what ran was right; 1 when a result was wrong; 2 for bad arguments or files; 3 when nothing ran, or a variant named by
+///         --variant did not, because it was refused or skipped
 int stage_main(const Stage& stage, int argc, char** argv);
 
 }  // namespace workbook

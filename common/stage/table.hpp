@@ -25,7 +25,8 @@ std::string column_heads(bool emulated);
 std::string row(const Report& report, DType dtype, bool emulated);
 
 /// Traffic tensor by tensor: requested, predicted, sectors, and requested bytes a sector (32: each byte of it once; less: the
-/// rest of the sector is wasted; more: several threads share it).
+/// rest of the sector is wasted; more: several threads share it). Below it, where ldmatrix was counted, its wavefronts in shared
+/// memory and how many there would be without bank conflicts.
 std::string traffic_table(const Report& report);
 
 /// One line: a JSON object. Sizes are bytes, times seconds, rates operations a second; what is not known is null.
@@ -36,6 +37,8 @@ std::string traffic_table(const Report& report);
 /// - rows, checked_rows; o and lse: objects of max_abs, max_rel, rel_rms, nans, unwritten, infinities, allowed (on max_abs)
 /// - previous (what O is compared with), previous_max_abs, previous_rel_rms
 /// - flops; requested_read, requested_written, sectors_read, sectors_written (counted, so emulated only; a sector is 32 bytes)
+/// - shared_wavefronts, shared_ideal (ldmatrix's passes over the banks of shared memory, and those it takes without bank conflicts;
+///   null where the kernel has no ldmatrix, and on a GPU)
 /// - predicted_read, predicted_written, predicted_dram, as_predicted (counted equals predicted for every tensor)
 /// - naive_requested (predicted for stage 01), requested_ratio (this variant's over it)
 /// - extra_memory, predicted_extra_memory

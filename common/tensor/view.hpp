@@ -34,6 +34,8 @@ class GlobalAddress {
 public:
     GlobalAddress(T* at, long long left_in_row, int tensor) : at_(at), left_(left_in_row), tensor_(tensor) {}
 
+    /// Elements in `bytes` bytes.
+    static constexpr int per_bytes(int bytes) { return bytes / static_cast<int>(sizeof(T)); }
     /// Checks and charges an access to `count` elements from here on in the row, and yields the plain pointer.
     [[gnu::always_inline]] T* read(int count) const { return access(count, false); }
     [[gnu::always_inline]] T* write(int count) const { return access(count, true); }

@@ -3,53 +3,21 @@
 // pass of the outer loop.
 #pragma once
 
+#include "attention/fp32_tile.hpp"
 #include "attention/mask.hpp"
 #include "simt/simt.hpp"
 
 namespace step03 {
 
 using simt::from_float;
-using simt::SharedTile;
 using simt::TensorView;
 using simt::to_float;
+using workbook::load_tile;
 using workbook::Mask;
+using workbook::multiply;
 
-inline constexpr int kThreads = 256;  // 16 x 16 for the products, 8 warps for the softmax
-inline constexpr int kSide = 16;
-
-/// Copies `rows` rows of a matrix in global memory, from row0 on, into a tile; rows past its end become zero.
-template <class T>
-SIMT_DEVICE void load_tile(const SharedTile<float>& tile, const TensorView<const T, 2>& matrix, int row0, int rows) {
-    const int d = matrix.extent(1);
-    for (int e = threadIdx.x; e < rows * d; e += kThreads) {
-        const int r = e / d, c = e % d;
-        tile(r, c) = row0 + r < matrix.extent(0) ? to_float(matrix(row0 + r, c)) : 0.0f;
-    }
-}
-
-/// The register block of one thread: kR x kC results out of a 16 kR x 16 kC piece of a product. Thread (y, x) has rows
-/// y, y + 16, ... and columns x, x + 16, ...; a(r, k) and b(k, c) read the operands, both from shared memory.
-template <int kR, int kC, class A, class B>
-SIMT_DEVICE void multiply(float (&acc)[kR][kC], int r0, int c0, int rows, int cols, int depth, A a, B b) {
-    const int y = threadIdx.x / kSide, x = threadIdx.x % kSide;
-    // Past the edge of the tile a thread works on the last row or column again; the caller drops the result.
-    int r[kR], c[kC];
-#pragma unroll
-    for (int u = 0; u < kR; ++u) r[u] = min(r0 + y + kSide * u, rows - 1);
-#pragma unroll
-    for (int v = 0; v < kC; ++v) c[v] = min(c0 + x + kSide * v, cols - 1);
-    for (int k = 0; k < depth; ++k) {
-        float left[kR], right[kC];
-#pragma unroll
-        for (int u = 0; u < kR; ++u) left[u] = a(r[u], k);
-#pragma unroll
-        for (int v = 0; v < kC; ++v) right[v] = b(k, c[v]);
-#pragma unroll
-        for (int u = 0; u < kR; ++u)
-#pragma unroll
-            for (int v = 0; v < kC; ++v) acc[u][v] += left[u] * right[v];
-    }
-}
+inline constexpr int kThreads = workbook::kTileThreads;  // 16 x 16 for the products, 8 warps for the softmax
+inline constexpr int kSide = workbook::kTileSide;
 
 /// Floats of shared memory for tiles of Br query rows and Bc keys: K, V, Q, S and two numbers a row. Rows of K, Q and S are
 /// one element longer than they need be: 16 threads that read one column of 16 rows of K then find them in 16 different banks,

@@ -25,7 +25,18 @@
     X(no_barrier_before_softmax)     \
     X(no_barrier_before_reuse)       \
     X(past_not_rescaled)             \
-    X(barrier_in_a_branch)
+    X(barrier_in_a_branch)           \
+    X(wait_missing)                  \
+    X(wait_too_weak)                 \
+    X(no_barrier_for_keys)           \
+    X(no_barrier_for_values)         \
+    X(ring_of_one_slot)              \
+    X(fragments_swapped)             \
+    X(values_not_transposed)         \
+    X(swizzle_ignored)               \
+    X(last_block_skipped)            \
+    X(diagonal_block_unmasked)       \
+    X(tail_block_unmasked)
 
 #define DECLARE(name)               \
     namespace name {                \
@@ -40,7 +51,7 @@ using namespace workbook;
 /// What the learner is told about a wrong kernel; "ok" when its mistake goes unnoticed.
 std::string told(const Stage& stage, const TestCase& test) {
     try {
-        const Run run = run_variant(stage, stage.variants[0], test.setup);
+        const Run run = run_variant(stage, stage.variants.back(), test.setup);
         return run.report.status == "ok" ? "ok" : run.report.reason;
     } catch (const std::exception& error) {
         return error.what();
@@ -124,6 +135,72 @@ TEST(WrongKernels, NoBarrierBeforeReuse) {
 TEST(WrongKernels, BarrierInABranch) { expect_told(barrier_in_a_branch::stage(), TestCase(small()), "race in flash1|deadlock in flash1"); }
 
 TEST(WrongKernels, PastNotRescaled) { expect_told(past_not_rescaled::stage(), SeveralPasses(), "rescale|O\\(0, "); }
+
+// ---- stage 04 on tensor cores ----
+
+/// Two or three blocks of 64 keys, the last one ragged.
+Problem half(bool causal = false) {
+    return {.batch = 1, .heads = 4, .kv_heads = 2, .seq = 150, .kv_seq = 170, .head_dim = 64, .dtype = DType::f16, .causal = causal};
+}
+
+/// Expects the mistake to be told in the same words under every schedule.
+void expect_told_always(const Stage& stage, const Problem& problem, const std::string& pattern) {
+    TestCase test(problem);
+    for (const simt::Schedule schedule : {simt::Schedule::round_robin, simt::Schedule::lowest_first, simt::Schedule::highest_first}) {
+        test.options.schedule = schedule;
+        SCOPED_TRACE(name(schedule));
+        expect_told(stage, test, pattern);
+    }
+}
+
+TEST(WrongKernels, WaitMissing) {
+    expect_told_always(wait_missing::stage(), half(), "ldmatrix.x4 in tensor_core: .* still under way: is a cp_async_wait");
+}
+TEST(WrongKernels, WaitTooWeak) {
+    expect_told_always(wait_too_weak::stage(), half(), "ldmatrix.x4.trans in tensor_core: .* does it leave too many groups pending");
+}
+TEST(WrongKernels, NoBarrierForKeys) {
+    expect_told_always(no_barrier_for_keys::stage(), half(), "race in tensor_core: .*__syncthreads|still under way");
+}
+TEST(WrongKernels, NoBarrierForValues) {
+    expect_told_always(no_barrier_for_values::stage(), half(), "race in tensor_core: .*__syncthreads|still under way");
+}
+TEST(WrongKernels, RingOfOneSlot) {
+    expect_told_always(ring_of_one_slot::stage(), half(), "race in tensor_core: .*__syncthreads|still under way");
+}
+TEST(WrongKernels, FragmentsSwapped) {
+    expect_told(
+        fragments_swapped::stage(), TestCase(half()),
+        "O is wrong: every row of every head[^]*LSE is wrong: every row of every head.*look at S = Q K\\^T \\(addresses, fragments");
+}
+TEST(WrongKernels, ValuesNotTransposed) {
+    expect_told(values_not_transposed::stage(), TestCase(half()), "every row of every head.*LSE is right.*look at P V");
+}
+TEST(WrongKernels, SwizzleIgnored) {
+    expect_told(swizzle_ignored::stage(), TestCase(half()),
+                "LSE is wrong: every row of every head.*look at S = Q K\\^T \\(addresses, fragments");
+}
+
+// What is written swizzled and read plainly is wrong, and slow on top.
+TEST(WrongKernels, SwizzleIgnoredCostsBankConflicts) {
+    const TestCase test(half());
+    const workbook::Run run = run_variant(swizzle_ignored::stage(), swizzle_ignored::stage().variants.back(), test.setup);
+    ASSERT_TRUE(run.report.shared.has_value());
+    EXPECT_GT(run.report.shared->wavefronts, 3 * run.report.shared->ideal);
+}
+
+TEST(WrongKernels, LastBlockSkipped) {
+    expect_told(last_block_skipped::stage(), TestCase(half()), "leaves out the last 42 keys.*rounded up");
+}
+TEST(WrongKernels, LastBlockSkippedCausal) {
+    expect_told(last_block_skipped::stage(), TestCase(half(true)), "ends before the diagonal.*rounded down");
+}
+TEST(WrongKernels, DiagonalBlockUnmasked) {
+    expect_told(diagonal_block_unmasked::stage(), TestCase(half(true)), "O is wrong: rows i with i % 64 in 0-42 of every head");
+}
+TEST(WrongKernels, TailBlockUnmasked) {
+    expect_told(tail_block_unmasked::stage(), TestCase(half()), "counts 22 keys past the end.*set s to -infinity where j >= Nkv");
+}
 
 // The mistakes that only a race check or an unlucky schedule can show are shown under every schedule.
 TEST(WrongKernels, MissingBarriersShowUnderEverySchedule) {

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <bit>
+#include <cstdint>
 #include <cstdlib>
 #include <cstring>
 #include <map>
@@ -41,6 +42,7 @@ std::string text(uint3 i) {
 }
 
 constexpr std::size_t kSharedAlignment = 1024;
+constexpr std::size_t kWord = 4;  // accesses by plain address are checked word by word: the smallest that a wrapper moves
 
 }  // namespace
 
@@ -88,6 +90,8 @@ void Block::prepare(uint3 index) {
         ASAN_POISON_MEMORY_REGION(shared_.get() + launch_->smem, shared_capacity_ - launch_->smem);
     }
 #endif
+    for (const std::size_t offset : copied_to_) shadow_[offset].in_flight = false;
+    copied_to_.clear();
     if (launch_->smem) std::memset(shared_.get(), 0xff, launch_->smem);  // every float, half and bfloat16 starts as NaN
 
     blockIdx = index;
@@ -289,6 +293,97 @@ void Block::check_shared_write(Shadow& cell, const char* name, int r, int c) {
     cell.write_epoch = epoch_;
     cell.writer = static_cast<std::uint16_t>(self_->linear);
     cell.write_warp_epoch = static_cast<std::uint16_t>(warps_[self_->warp].epoch);
+}
+
+Shadow& Block::shadow_of(const char* operation, const void* at, std::size_t bytes) {
+    const auto address = reinterpret_cast<std::uintptr_t>(at), begin = reinterpret_cast<std::uintptr_t>(shared_.get());
+    if (address < begin || address + bytes > begin + launch_->smem)
+        throw Error(std::string(operation) + ": the address is not in the " + std::to_string(launch_->smem) +
+                    " bytes of the block's shared memory, by " + whereabouts());
+    if (address % bytes)
+        throw Error(std::string(operation) + ": shared memory address " + std::to_string(address - begin) + " is not a multiple of " +
+                    std::to_string(bytes) + ", by " + whereabouts());
+    return shadow_[address - begin];
+}
+
+void Block::refuse_in_flight(const char* operation, std::size_t offset, const char* access) const {
+    if (const Shadow& cell = shadow_[offset]; cell.in_flight)
+        throw Error(std::string(operation) + " in " + launch_->kernel + ": " + whereabouts() + " " + access + " shared memory(" +
+                    std::to_string(offset) + ") while the cp.async that thread " + std::to_string(cell.writer) +
+                    " started to it is still under way: is a cp_async_wait() missing, or does it leave too many groups pending?");
+}
+
+void Block::start_copy(void* to, const void* from, std::size_t bytes) {
+    Shadow& cell = shadow_of("cp.async", to, bytes);
+    if (reinterpret_cast<std::uintptr_t>(from) % bytes)
+        throw Error("cp.async: the global address is not a multiple of " + std::to_string(bytes) + ", by " + whereabouts());
+    const auto offset = static_cast<std::size_t>(&cell - shadow_.data());
+    for (std::size_t at = offset; at < offset + bytes; at += kWord) {
+        refuse_in_flight("cp.async", at, "writes");
+        check_shared_write(shadow_[at], "memory", static_cast<int>(at), -1);
+        if (!std::exchange(shadow_[at].in_flight, true)) copied_to_.push_back(at);
+    }
+    std::memset(to, 0xff, bytes);
+    self_->open_copies.push_back({to, from, bytes});
+}
+
+void Block::commit_copies() { self_->copy_groups.push_back(std::exchange(self_->open_copies, {})); }
+
+void Block::wait_for_copies(std::size_t pending) {
+    auto& groups = self_->copy_groups;
+    while (groups.size() > pending) {
+        for (const Copy& copy : groups.front()) {
+            if (copy.from)
+                std::memcpy(copy.to, copy.from, copy.bytes);
+            else
+                std::memset(copy.to, 0, copy.bytes);
+            // Others may read what has landed after the next barrier.
+            Shadow* const cells = &shadow_of("cp.async", copy.to, copy.bytes);
+            for (std::size_t at = 0; at < copy.bytes; at += kWord) {
+                cells[at].in_flight = false;
+                cells[at].write_epoch = epoch_;
+                cells[at].writer = static_cast<std::uint16_t>(self_->linear);
+                cells[at].write_warp_epoch = static_cast<std::uint16_t>(warps_[self_->warp].epoch);
+            }
+        }
+        groups.erase(groups.begin());
+    }
+}
+
+void Block::read_shared_vector(const char* operation, const void* at, std::size_t bytes) {
+    const auto offset = static_cast<std::size_t>(&shadow_of(operation, at, bytes) - shadow_.data());
+    for (std::size_t word = offset; word < offset + bytes; word += kWord) {
+        refuse_in_flight(operation, word, "reads");
+        check_shared_read(shadow_[word], "memory", static_cast<int>(word), -1);
+    }
+}
+
+void Block::write_shared_vector(const char* operation, const void* at, std::size_t bytes) {
+    const auto offset = static_cast<std::size_t>(&shadow_of(operation, at, bytes) - shadow_.data());
+    for (std::size_t word = offset; word < offset + bytes; word += kWord) {
+        refuse_in_flight(operation, word, "writes");
+        check_shared_write(shadow_[word], "memory", static_cast<int>(word), -1);
+    }
+}
+
+void Block::count_bank_conflicts(const void* const* addresses, int count, std::size_t bytes) {
+    if (!launch_->counting) return;
+    // A bank is 4 bytes wide; a pass serves one row of 128 bytes for each bank, and lanes that read the same word share it.
+    constexpr std::uintptr_t kRow = 128;
+    std::array<std::array<std::uintptr_t, 32>, 32> rows;  // by 4-byte bank: the different rows wanted of it
+    std::array<int, 32> wanted{};
+    int passes = 0;
+    for (int i = 0; i < count; ++i) {
+        const auto address = reinterpret_cast<std::uintptr_t>(addresses[i]);
+        for (std::uintptr_t a = address; a < address + bytes; a += 4) {
+            auto& bank = rows[a % kRow / 4];
+            int& n = wanted[a % kRow / 4];
+            if (std::find(bank.begin(), bank.begin() + n, a / kRow) == bank.begin() + n) bank[static_cast<std::size_t>(n++)] = a / kRow;
+            passes = std::max(passes, n);
+        }
+    }
+    shared_count_.wavefronts += static_cast<std::uint64_t>(passes);
+    shared_count_.ideal += (static_cast<std::size_t>(count) * bytes + kRow - 1) / kRow;
 }
 
 void Block::race(const char* access, const char* earlier, std::uint16_t who, const char* name, int r, int c) const {

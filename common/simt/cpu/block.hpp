@@ -14,6 +14,7 @@
 #include <functional>
 #include <memory>
 #include <string>
+#include <utility>
 #include <vector>
 
 // CUDA's built-in variables. The scheduler sets them whenever it lets a thread run.
@@ -28,6 +29,13 @@ namespace simt::cpu {
 inline constexpr unsigned kLanes = 32;
 inline constexpr unsigned kMaxWarps = 32;
 
+/// One cp.async.
+struct Copy {
+    void* to;
+    const void* from;  // null: zeros
+    std::size_t bytes;
+};
+
 /// One CUDA thread.
 struct Thread {
     boost::context::fiber fiber;  // empty once the thread has returned
@@ -35,9 +43,11 @@ struct Thread {
     unsigned linear = 0;
     unsigned lane = 0;
     unsigned warp = 0;
-    unsigned run_ahead = 0;           // counted accesses since it last gave way
-    const char* waits_at = nullptr;   // for the deadlock report: the operation
-    const void* waits_for = nullptr;  // and the barrier or rendezvous it waits for
+    std::vector<Copy> open_copies;               // cp.async not yet committed
+    std::vector<std::vector<Copy>> copy_groups;  // committed and not yet waited for, oldest first
+    unsigned run_ahead = 0;                      // counted accesses since it last gave way
+    const char* waits_at = nullptr;              // for the deadlock report: the operation
+    const void* waits_for = nullptr;             // and the barrier or rendezvous it waits for
 };
 
 /// Where the lanes named in a mask meet: each deposits a pointer to a variable on its own stack.
@@ -62,6 +72,7 @@ struct Warp {
 struct Shadow {
     std::uint32_t write_epoch = 0, read_epoch = 0;            // block-wide barriers passed by then; 0: never touched
     std::uint16_t writer = 0, reader = 0;                     // thread, or kLanesOfWarp | warp, or kManyWarps
+    bool in_flight = false;                                   // a cp.async to it has not been waited for
     std::uint16_t write_warp_epoch = 0, read_warp_epoch = 0;  // __syncwarp()s of that thread's warp by then
 
     static constexpr std::uint16_t kLanesOfWarp = 0x8000;
@@ -116,6 +127,20 @@ public:
     /// Counts since the last call, by tensor id: (read, written).
     std::vector<std::pair<Count, Count>> take_counts() { return coalescer_.take(); }
 
+    // ---- asynchronous copies and vector accesses of the PTX wrappers, by plain address ----
+    /// Begins a copy of this thread to shared memory: the destination is poisoned now and written when its group is waited for.
+    /// `from` is null where zeros are to be written. @throws Error on a misaligned or foreign address; Race
+    void start_copy(void* to, const void* from, std::size_t bytes);
+    void commit_copies();
+    void wait_for_copies(std::size_t pending);
+    /// Checks an access to `bytes` aligned bytes, word by word. @throws Error also where a copy is still under way; Race
+    void read_shared_vector(const char* operation, const void* at, std::size_t bytes);
+    void write_shared_vector(const char* operation, const void* at, std::size_t bytes);
+    /// Counts how often shared memory has to be accessed for `count` addresses of `bytes` each that go together: as often as
+    /// different words of one bank are among them.
+    void count_bank_conflicts(const void* const* addresses, int count, std::size_t bytes);
+    SharedCount take_shared_count() { return std::exchange(shared_count_, {}); }
+
     /// @throws Race
     void check_shared_read(Shadow& cell, const char* name, int r, int c);
     void check_shared_write(Shadow& cell, const char* name, int r, int c);
@@ -136,6 +161,8 @@ private:
     void leave(Rendezvous& place);
     void unwind_all();
     std::string deadlock_report() const;
+    void refuse_in_flight(const char* operation, std::size_t offset, const char* access) const;
+    Shadow& shadow_of(const char* operation, const void* at, std::size_t bytes);
     [[noreturn]] void race(const char* access, const char* earlier, std::uint16_t who, const char* name, int r, int c) const;
     bool ordered(std::uint32_t epoch, std::uint16_t who, std::uint16_t warp_epoch) const;
 
@@ -157,8 +184,10 @@ private:
     std::size_t scheduler_stack_bytes_ = 0;
     std::unique_ptr<std::byte, FreeDeleter> shared_;
     std::size_t shared_capacity_ = 0;
-    std::vector<Shadow> shadow_;  // one cell a byte of shared memory
+    std::vector<Shadow> shadow_;          // one cell a byte of shared memory
+    std::vector<std::size_t> copied_to_;  // cells whose in_flight this block has set
     Coalescer coalescer_;
+    SharedCount shared_count_;
 };
 
 /// The block that this OS thread runs; null outside of a launch.

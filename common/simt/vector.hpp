@@ -1,0 +1,38 @@
+/// @file
+/// Accesses of several bytes at once, checked and charged in emulation like those of single elements.
+#pragma once
+
+#include "simt/simt.hpp"
+
+#include <cstdint>
+#include <cstring>
+
+namespace simt {
+
+/// Writes 16 bytes to global memory. `to` is &view(...); it and the row's remainder hold 16 aligned bytes.
+template <class Address>
+SIMT_DEVICE void store_global_16(Address to, const uint4& value) {
+#if SIMT_EMULATED
+    std::memcpy(static_cast<void*>(to.write(Address::per_bytes(16))), &value, 16);
+#else
+    *reinterpret_cast<uint4*>(to) = value;
+#endif
+}
+
+/// Reads 16 aligned bytes of shared memory.
+SIMT_DEVICE uint4 load_shared_16(const void* from) {
+#if SIMT_EMULATED
+    cpu::block().read_shared_vector("16-byte load", from, 16);
+#endif
+    return *static_cast<const uint4*>(from);
+}
+
+/// Writes 4 aligned bytes to shared memory.
+SIMT_DEVICE void store_shared_4(void* to, std::uint32_t value) {
+#if SIMT_EMULATED
+    cpu::block().write_shared_vector("4-byte store", to, 4);
+#endif
+    *static_cast<std::uint32_t*>(to) = value;
+}
+
+}  // namespace simt
