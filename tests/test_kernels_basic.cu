@@ -1,7 +1,7 @@
 // Small kernels that must give the same results on a GPU and in emulation: indices, collectives, reductions, shared memory,
 // conversions and views.
 #include "simt/simt.hpp"
-#include "tensor/buffer.hpp"
+#include "device_data.hpp"
 
 #include <gtest/gtest.h>
 
@@ -15,25 +15,7 @@ namespace {
 using simt::kFullMask;
 using simt::packed_view;
 using simt::TensorView;
-using workbook::DeviceBuffer;
-
-/// `count` elements on the device, and their way there and back.
-template <class T>
-class Device {
-public:
-    explicit Device(std::size_t count) : buffer_(count * sizeof(T)), count_(count) {}
-    explicit Device(const std::vector<T>& from) : Device(from.size()) { buffer_.upload(from.data(), from.size() * sizeof(T)); }
-    T* data() const { return static_cast<T*>(buffer_.data()); }
-    std::vector<T> get() const {
-        std::vector<T> out(count_);
-        buffer_.download(out.data(), count_ * sizeof(T));
-        return out;
-    }
-
-private:
-    DeviceBuffer buffer_;
-    std::size_t count_;
-};
+using workbook::DeviceData;
 
 std::vector<float> ramp(std::size_t count) {
     std::vector<float> values(count);
@@ -51,7 +33,7 @@ __global__ void ranks(TensorView<int, 2> out) {
 }
 
 TEST(KernelsBasic, ThreeDimensionalGridAndBlock) {
-    Device<int> out(12 * 70);
+    DeviceData<int> out(12 * 70);
     simt::launch(ranks, {.grid = {2, 3, 2}, .block = {7, 5, 2}}, packed_view<int, 2>("out", out.data(), {12, 70}));
     const std::vector<int> seen = out.get();
     for (std::size_t i = 0; i < seen.size(); ++i) ASSERT_EQ(seen[i], static_cast<int>(i));
@@ -71,7 +53,7 @@ __global__ void shuffles(TensorView<int, 2> out, int width, int by) {
 }
 
 TEST(KernelsBasic, ShufflesOfEveryWidth) {
-    Device<int> out(kShuffles * 32);
+    DeviceData<int> out(kShuffles * 32);
     for (int width : {1, 2, 4, 8, 16, 32})
         for (int by : {0, 1, 3, 16, 31, 35}) {
             simt::launch(shuffles, {.block = {32}}, packed_view<int, 2>("out", out.data(), {kShuffles, 32}), width, by);
@@ -97,7 +79,7 @@ __global__ void votes(TensorView<unsigned, 2> out, unsigned pattern) {
 }
 
 TEST(KernelsBasic, Votes) {
-    Device<unsigned> out(3 * 32);
+    DeviceData<unsigned> out(3 * 32);
     for (unsigned pattern : {0u, 1u, 0x80000000u, 0x12345678u, 0xfffffffeu, 0xffffffffu}) {
         simt::launch(votes, {.block = {32}}, packed_view<unsigned, 2>("out", out.data(), {3, 32}), pattern);
         const std::vector<unsigned> seen = out.get();
@@ -124,7 +106,7 @@ __global__ void two_masks(TensorView<int, 1> out) {
 }
 
 TEST(KernelsBasic, TwoMasksOfOneWarp) {
-    Device<int> out(32);
+    DeviceData<int> out(32);
     simt::launch(two_masks, {.block = {32}}, packed_view<int, 1>("out", out.data(), {32}));
     const std::vector<int> seen = out.get();
     for (std::size_t lane = 0; lane < 32; ++lane) EXPECT_EQ(seen[lane], lane % 2 ? 240 : static_cast<int>(0x80000000u)) << lane;
@@ -139,7 +121,7 @@ __global__ void reduce(TensorView<float, 2> out) {
 
 template <int Width>
 void expect_reductions() {
-    Device<float> out(2 * 96);
+    DeviceData<float> out(2 * 96);
     simt::launch(reduce<Width>, {.block = {96}}, packed_view<float, 2>("out", out.data(), {2, 96}));
     const std::vector<float> seen = out.get();
     for (int i = 0; i < 96; ++i) {
@@ -199,9 +181,9 @@ __global__ void transpose_arena(TensorView<const float, 2> a, TensorView<float, 
 
 TEST(KernelsBasic, TransposeThroughSharedMemory) {
     constexpr int rows = 75, cols = 50;
-    const Device<float> a(ramp(rows * cols));
+    const DeviceData<float> a(ramp(rows * cols));
     for (bool arena : {false, true}) {
-        Device<float> b(rows * cols);
+        DeviceData<float> b(rows * cols);
         const auto from = packed_view<const float, 2>("a", a.data(), {rows, cols});
         const auto to = packed_view<float, 2>("b", b.data(), {cols, rows});
         if (arena)
@@ -231,7 +213,7 @@ __global__ void rotate(TensorView<float, 1> out) {
 }
 
 TEST(KernelsBasic, BarrierOf1024Threads) {
-    Device<float> out(1024);
+    DeviceData<float> out(1024);
     simt::launch(rotate, {.block = {1024}, .smem = sizeof(Large)}, packed_view<float, 1>("out", out.data(), {1024}));
     const std::vector<float> seen = out.get();
     for (int t = 0; t < 1024; ++t) {
@@ -252,9 +234,9 @@ __global__ void histogram(TensorView<int, 1> counts, TensorView<float, 1> sums, 
 }
 
 TEST(KernelsBasic, AtomicAdd) {
-    const Device<float> values(ramp(1000));
-    Device<int> counts(std::vector<int>(7, 0));
-    Device<float> sums(std::vector<float>(7, 0.0f));
+    const DeviceData<float> values(ramp(1000));
+    DeviceData<int> counts(std::vector<int>(7, 0));
+    DeviceData<float> sums(std::vector<float>(7, 0.0f));
     simt::launch(histogram, {.grid = {8}, .block = {128}}, packed_view<int, 1>("counts", counts.data(), {7}),
                  packed_view<float, 1>("sums", sums.data(), {7}), packed_view<const float, 1>("values", values.data(), {1000}));
     std::vector<int> count(7);
@@ -295,8 +277,8 @@ __global__ void arithmetic(TensorView<float, 1> f, TensorView<int, 1> i, float x
 }
 
 TEST(KernelsBasic, Arithmetic) {
-    Device<float> f(kFloats);
-    Device<int> i(6);
+    DeviceData<float> f(kFloats);
+    DeviceData<int> i(6);
     const double x = 0.7;
     const int n = 0x00f0f010;
     simt::launch(arithmetic, {}, packed_view<float, 1>("f", f.data(), {kFloats}), packed_view<int, 1>("i", i.data(), {6}), 0.7f, n);
@@ -318,9 +300,9 @@ __global__ void round_trip(TensorView<const float, 1> a, TensorView<T, 1> t, Ten
 template <class T>
 std::vector<float> rounded(const std::vector<float>& values) {
     const int n = static_cast<int>(values.size());
-    const Device<float> a(values);
-    Device<T> t(values.size());
-    Device<float> b(values.size());
+    const DeviceData<float> a(values);
+    DeviceData<T> t(values.size());
+    DeviceData<float> b(values.size());
     simt::launch(round_trip<T>, {.block = {static_cast<unsigned>(n)}}, packed_view<const float, 1>("a", a.data(), {n}),
                  packed_view<T, 1>("t", t.data(), {n}), packed_view<float, 1>("b", b.data(), {n}));
     const std::vector<T> stored = t.get();
@@ -354,8 +336,8 @@ __global__ void permute(TensorView<const float, 4> a, TensorView<float, 4> b, Te
 }
 
 TEST(KernelsBasic, ViewsWithOddStridesAndSlices) {
-    const Device<float> a(ramp(2000));
-    Device<float> b(3 * 2 * 5 * 4), c(3 * 2 * 5 * 4);
+    const DeviceData<float> a(ramp(2000));
+    DeviceData<float> b(3 * 2 * 5 * 4), c(3 * 2 * 5 * 4);
     // a(i, j, k, l) lies at 7 + 901 i + 41 j + 211 k + l: the strides are in no order.
     simt::launch(permute, {.grid = {2, 3}, .block = {32}}, TensorView<const float, 4>("a", a.data() + 7, {2, 3, 4, 5}, {901, 41, 211}),
                  packed_view<float, 4>("b", b.data(), {3, 2, 5, 4}), packed_view<float, 4>("c", c.data(), {3, 2, 5, 4}));
@@ -378,8 +360,8 @@ __global__ void extents(TensorView<const float, 5> a, TensorView<int, 1> out) {
 }
 
 TEST(KernelsBasic, Extents) {
-    const Device<float> a(ramp(720));
-    Device<int> out(8);
+    const DeviceData<float> a(ramp(720));
+    DeviceData<int> out(8);
     simt::launch(extents, {}, packed_view<const float, 5>("a", a.data(), {2, 3, 4, 5, 6}), packed_view<int, 1>("out", out.data(), {8}));
     EXPECT_EQ(out.get(), (std::vector<int>{2, 3, 4, 5, 6, 4, 5, 6}));
 }

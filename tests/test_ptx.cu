@@ -6,7 +6,7 @@
 #include "ptx/mma.hpp"
 #include "simt/simt.hpp"
 #include "simt/vector.hpp"
-#include "tensor/buffer.hpp"
+#include "device_data.hpp"
 
 #include <gtest/gtest.h>
 
@@ -22,25 +22,7 @@ namespace {
 
 using simt::packed_view;
 using simt::TensorView;
-using workbook::DeviceBuffer;
-
-/// `count` elements on the device, and their way there and back.
-template <class T>
-class Device {
-public:
-    explicit Device(std::size_t count) : buffer_(count * sizeof(T)), count_(count) {}
-    explicit Device(const std::vector<T>& from) : Device(from.size()) { buffer_.upload(from.data(), from.size() * sizeof(T)); }
-    T* data() const { return static_cast<T*>(buffer_.data()); }
-    std::vector<T> get() const {
-        std::vector<T> out(count_);
-        buffer_.download(out.data(), count_ * sizeof(T));
-        return out;
-    }
-
-private:
-    DeviceBuffer buffer_;
-    std::size_t count_;
-};
+using workbook::DeviceData;
 
 // ---------------------------------------------------------------- ldmatrix
 
@@ -69,8 +51,8 @@ void check_ldmatrix() {
     for (const int factor : {1, 5, 31}) {  // odd, so that 32 lanes name 32 rows, in order and not
         std::vector<int> row_of(32);
         for (int lane = 0; lane < 32; ++lane) row_of[static_cast<std::size_t>(lane)] = (factor * lane + factor / 2) % 32;
-        const Device<int> rows(row_of);
-        Device<std::uint32_t> out(32 * kMatrices);
+        const DeviceData<int> rows(row_of);
+        DeviceData<std::uint32_t> out(32 * kMatrices);
         simt::launch(load_matrices<kMatrices, kTransposed>, {.block = {32}, .smem = sizeof(Rows)},
                      packed_view<const int, 1>("rows", rows.data(), {32}),
                      packed_view<std::uint32_t, 2>("out", out.data(), {32, kMatrices}));
@@ -169,8 +151,8 @@ std::vector<float> products(const std::vector<float>& a, const std::vector<float
         for (std::size_t e = 0; e < x.size(); ++e) y[e] = simt::from_float<T>(x[e]);
         return y;
     };
-    const Device<T> A(typed(a)), B(typed(b));
-    const Device<float> D(d);
+    const DeviceData<T> A(typed(a)), B(typed(b));
+    const DeviceData<float> D(d);
     const auto av = packed_view<const T, 3>("A", A.data(), {n, 16, 16}), bv = packed_view<const T, 3>("B", B.data(), {n, 16, 8});
     const auto dv = packed_view<float, 3>("D", D.data(), {n, 16, 8});
     const dim3 grid(static_cast<unsigned>(n));
@@ -247,8 +229,8 @@ void check_pack(const std::vector<std::pair<float, std::uint16_t>>& cases) {
     const int n = static_cast<int>(cases.size());
     std::vector<float> values;
     for (const auto& c : cases) values.push_back(c.first);
-    const Device<float> in(values);
-    const Device<std::uint32_t> out(values.size());
+    const DeviceData<float> in(values);
+    const DeviceData<std::uint32_t> out(values.size());
     simt::launch(pack_pairs<T>, {.block = {static_cast<unsigned>(n)}}, packed_view<const float, 1>("in", in.data(), {n}),
                  packed_view<std::uint32_t, 1>("out", out.data(), {n}));
     const std::vector<std::uint32_t> seen = out.get();
@@ -295,7 +277,7 @@ __global__ void powers(TensorView<const float, 1> in, TensorView<float, 1> out) 
 
 std::vector<float> powers_of_two(const std::vector<float>& x) {
     const int n = static_cast<int>(x.size());
-    const Device<float> in(x), out(x.size());
+    const DeviceData<float> in(x), out(x.size());
     simt::launch(powers, {.grid = {static_cast<unsigned>(n + 127) / 128}, .block = {128}},
                  packed_view<const float, 1>("in", in.data(), {n}), packed_view<float, 1>("out", out.data(), {n}));
     return out.get();
@@ -352,7 +334,7 @@ void check_copies() {
     constexpr int kWords = kBytes / 4;
     std::vector<std::uint32_t> words(64 * kWords);
     for (std::size_t e = 0; e < words.size(); ++e) words[e] = 0x01010101u * static_cast<std::uint32_t>(e % 251 + 1);
-    const Device<std::uint32_t> in(words), out(words.size());
+    const DeviceData<std::uint32_t> in(words), out(words.size());
     simt::launch(copy_pieces<kBytes>, {.block = {64}, .smem = sizeof(Landing)},
                  packed_view<const std::uint32_t, 2>("in", in.data(), {64, kWords}),
                  packed_view<std::uint32_t, 2>("out", out.data(), {64, kWords}));
@@ -398,7 +380,7 @@ TEST(CpAsync, GroupsOfARing) {
     constexpr int kRows = 9;
     std::vector<std::uint32_t> words(kRows * 128);
     for (std::size_t e = 0; e < words.size(); ++e) words[e] = static_cast<std::uint32_t>(e * e);
-    const Device<std::uint32_t> in(words), out(32);
+    const DeviceData<std::uint32_t> in(words), out(32);
     simt::launch(sum_rows, {.block = {32}, .smem = sizeof(Ring)}, packed_view<const std::uint32_t, 2>("in", in.data(), {kRows, 128}),
                  packed_view<std::uint32_t, 1>("out", out.data(), {32}));
     const std::vector<std::uint32_t> seen = out.get();
@@ -422,7 +404,7 @@ __global__ void regroup(TensorView<std::uint32_t, 2> out) {
 }
 
 TEST(Vector, RegroupsChunks) {
-    const Device<std::uint32_t> out(128);
+    const DeviceData<std::uint32_t> out(128);
     simt::launch(regroup, {.block = {32}, .smem = sizeof(Landing)}, packed_view<std::uint32_t, 2>("out", out.data(), {4, 32}));
     const std::vector<std::uint32_t> seen = out.get();
     for (std::uint32_t e = 0; e < 128; ++e) EXPECT_EQ(seen[e], 100 * (e / 32) + e % 32);
