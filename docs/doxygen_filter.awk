@@ -40,7 +40,8 @@ function target(path,    at, heading) {
     return "../../../" path
 }
 
-# Rewrites the links, but not the images. The text of a link may begin on the line before. What looks like a link inside a code
+# Rewrites the links; of an image only the file's name stays, by which Doxygen finds it in IMAGE_PATH. The text of a link may
+# begin on the line before. What looks like a link inside a code
 # span would be rewritten as well.
 function links(text,    result, before, path, end) {
     result = ""
@@ -49,6 +50,7 @@ function links(text,    result, before, path, end) {
         path = substr(text, RSTART + 2, RLENGTH - 3)
         end = RSTART + RLENGTH
         if (before !~ /!\[[^[]*$/) path = target(path)
+        else sub(/.*\//, "", path)
         result = result before "](" path ")"
         text = substr(text, end)
     }
