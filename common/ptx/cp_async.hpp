@@ -17,7 +17,7 @@ template <int kBytes, class T, class Source>
 SIMT_DEVICE void cp_async(T* destination, Source source, bool valid = true) {
     static_assert(kBytes == 4 || kBytes == 8 || kBytes == 16, "cp.async copies 4, 8 or 16 bytes");
 #if SIMT_EMULATED
-    const void* from = valid ? static_cast<const void*>(source.read(kBytes / static_cast<int>(sizeof(T)))) : nullptr;
+    const void* from = valid ? static_cast<const void*>(source.read(Source::per_bytes(kBytes))) : nullptr;
     simt::cpu::block().start_copy(destination, from, kBytes);
 #else
     const auto to = static_cast<std::uint32_t>(__cvta_generic_to_shared(destination));

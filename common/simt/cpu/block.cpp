@@ -76,6 +76,7 @@ Block::Block() {
 void Block::prepare(uint3 index) {
     const dim3 shape = launch_->block;
     const unsigned n = shape.x * shape.y * shape.z;
+    forget_copies();
     threads_.clear();  // before their stacks may move
     stacks_.reserve(n);
     if (launch_->smem > shared_capacity_) {
@@ -90,8 +91,6 @@ void Block::prepare(uint3 index) {
         ASAN_POISON_MEMORY_REGION(shared_.get() + launch_->smem, shared_capacity_ - launch_->smem);
     }
 #endif
-    for (const std::size_t offset : copied_to_) shadow_[offset].in_flight = false;
-    copied_to_.clear();
     if (launch_->smem) std::memset(shared_.get(), 0xff, launch_->smem);  // every float, half and bfloat16 starts as NaN
 
     blockIdx = index;
@@ -290,12 +289,16 @@ void Block::check_shared_read(Shadow& cell, const char* name, int r, int c) {
 void Block::check_shared_write(Shadow& cell, const char* name, int r, int c) {
     if (!ordered(cell.write_epoch, cell.writer, cell.write_warp_epoch)) race("writes", "wrote", cell.writer, name, r, c);
     if (!ordered(cell.read_epoch, cell.reader, cell.read_warp_epoch)) race("writes", "read", cell.reader, name, r, c);
+    note_write(cell);
+}
+
+void Block::note_write(Shadow& cell) {
     cell.write_epoch = epoch_;
     cell.writer = static_cast<std::uint16_t>(self_->linear);
     cell.write_warp_epoch = static_cast<std::uint16_t>(warps_[self_->warp].epoch);
 }
 
-Shadow& Block::shadow_of(const char* operation, const void* at, std::size_t bytes) {
+std::size_t Block::shared_offset(const char* operation, const void* at, std::size_t bytes) const {
     const auto address = reinterpret_cast<std::uintptr_t>(at), begin = reinterpret_cast<std::uintptr_t>(shared_.get());
     if (address < begin || address + bytes > begin + launch_->smem)
         throw Error(std::string(operation) + ": the address is not in the " + std::to_string(launch_->smem) +
@@ -303,7 +306,7 @@ Shadow& Block::shadow_of(const char* operation, const void* at, std::size_t byte
     if (address % bytes)
         throw Error(std::string(operation) + ": shared memory address " + std::to_string(address - begin) + " is not a multiple of " +
                     std::to_string(bytes) + ", by " + whereabouts());
-    return shadow_[address - begin];
+    return address - begin;
 }
 
 void Block::refuse_in_flight(const char* operation, std::size_t offset, const char* access) const {
@@ -313,16 +316,26 @@ void Block::refuse_in_flight(const char* operation, std::size_t offset, const ch
                     " started to it is still under way: is a cp_async_wait() missing, or does it leave too many groups pending?");
 }
 
+template <class F>
+void Block::for_each_cell(const Copy& copy, F f) {
+    Shadow* const cells = &shadow_[static_cast<std::size_t>(static_cast<std::byte*>(copy.to) - shared_.get())];
+    for (std::size_t at = 0; at < copy.bytes; at += kWord) f(cells[at]);
+}
+
+void Block::forget_copies() {
+    const auto forget = [](Shadow& cell) { cell.in_flight = false; };
+    for (const Thread& thread : threads_) {
+        for (const Copy& copy : thread.open_copies) for_each_cell(copy, forget);
+        for (const std::vector<Copy>& group : thread.copy_groups)
+            for (const Copy& copy : group) for_each_cell(copy, forget);
+    }
+}
+
 void Block::start_copy(void* to, const void* from, std::size_t bytes) {
-    Shadow& cell = shadow_of("cp.async", to, bytes);
+    write_shared_vector("cp.async", to, bytes);
     if (reinterpret_cast<std::uintptr_t>(from) % bytes)
         throw Error("cp.async: the global address is not a multiple of " + std::to_string(bytes) + ", by " + whereabouts());
-    const auto offset = static_cast<std::size_t>(&cell - shadow_.data());
-    for (std::size_t at = offset; at < offset + bytes; at += kWord) {
-        refuse_in_flight("cp.async", at, "writes");
-        check_shared_write(shadow_[at], "memory", static_cast<int>(at), -1);
-        if (!std::exchange(shadow_[at].in_flight, true)) copied_to_.push_back(at);
-    }
+    for_each_cell({to, from, bytes}, [](Shadow& cell) { cell.in_flight = true; });
     std::memset(to, 0xff, bytes);
     self_->open_copies.push_back({to, from, bytes});
 }
@@ -337,21 +350,17 @@ void Block::wait_for_copies(std::size_t pending) {
                 std::memcpy(copy.to, copy.from, copy.bytes);
             else
                 std::memset(copy.to, 0, copy.bytes);
-            // Others may read what has landed after the next barrier.
-            Shadow* const cells = &shadow_of("cp.async", copy.to, copy.bytes);
-            for (std::size_t at = 0; at < copy.bytes; at += kWord) {
-                cells[at].in_flight = false;
-                cells[at].write_epoch = epoch_;
-                cells[at].writer = static_cast<std::uint16_t>(self_->linear);
-                cells[at].write_warp_epoch = static_cast<std::uint16_t>(warps_[self_->warp].epoch);
-            }
+            for_each_cell(copy, [&](Shadow& cell) {
+                cell.in_flight = false;
+                note_write(cell);  // others may read what has landed after the next barrier
+            });
         }
         groups.erase(groups.begin());
     }
 }
 
 void Block::read_shared_vector(const char* operation, const void* at, std::size_t bytes) {
-    const auto offset = static_cast<std::size_t>(&shadow_of(operation, at, bytes) - shadow_.data());
+    const std::size_t offset = shared_offset(operation, at, bytes);
     for (std::size_t word = offset; word < offset + bytes; word += kWord) {
         refuse_in_flight(operation, word, "reads");
         check_shared_read(shadow_[word], "memory", static_cast<int>(word), -1);
@@ -359,7 +368,7 @@ void Block::read_shared_vector(const char* operation, const void* at, std::size_
 }
 
 void Block::write_shared_vector(const char* operation, const void* at, std::size_t bytes) {
-    const auto offset = static_cast<std::size_t>(&shadow_of(operation, at, bytes) - shadow_.data());
+    const std::size_t offset = shared_offset(operation, at, bytes);
     for (std::size_t word = offset; word < offset + bytes; word += kWord) {
         refuse_in_flight(operation, word, "writes");
         check_shared_write(shadow_[word], "memory", static_cast<int>(word), -1);

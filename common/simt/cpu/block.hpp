@@ -162,7 +162,13 @@ private:
     void unwind_all();
     std::string deadlock_report() const;
     void refuse_in_flight(const char* operation, std::size_t offset, const char* access) const;
-    Shadow& shadow_of(const char* operation, const void* at, std::size_t bytes);
+    std::size_t shared_offset(const char* operation, const void* at, std::size_t bytes) const;
+    void note_write(Shadow& cell);
+    /// Calls f with the shadow of each word that the copy writes.
+    template <class F>
+    void for_each_cell(const Copy& copy, F f);
+    /// Copies that a block never waited for are not under way in the next one.
+    void forget_copies();
     [[noreturn]] void race(const char* access, const char* earlier, std::uint16_t who, const char* name, int r, int c) const;
     bool ordered(std::uint32_t epoch, std::uint16_t who, std::uint16_t warp_epoch) const;
 
@@ -184,8 +190,7 @@ private:
     std::size_t scheduler_stack_bytes_ = 0;
     std::unique_ptr<std::byte, FreeDeleter> shared_;
     std::size_t shared_capacity_ = 0;
-    std::vector<Shadow> shadow_;          // one cell a byte of shared memory
-    std::vector<std::size_t> copied_to_;  // cells whose in_flight this block has set
+    std::vector<Shadow> shadow_;  // one cell a byte of shared memory
     Coalescer coalescer_;
     SharedCount shared_count_;
 };
