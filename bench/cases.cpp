@@ -86,24 +86,18 @@ std::vector<Problem> quick_sweep() {
     return sweep;
 }
 
+Problem default_case() { return {.heads = 16, .kv_heads = 16, .seq = 4096, .kv_seq = 4096, .head_dim = 128, .dtype = DType::bf16}; }
+
 std::vector<Problem> cases_of(const Request& request) {
-    if (request.quick + request.gqa + request.single() > 1) {
+    if (request.quick + request.gqa + request.any() > 1) {
         throw InvalidArgument(
             "--quick, --gqa and the options of a single case (--batch, --heads, --kv-heads, --seq, --kv-seq, --head-dim, "
             "--dtype, --causal) ask for different cases; one of the three is accepted");
     }
     if (request.quick) return quick_sweep();
     if (request.gqa) return {gqa_case()};
-    if (!request.single()) return full_sweep();
-    Problem p;
-    p.batch = request.batch.value_or(1);
-    p.heads = request.heads.value_or(16);
-    p.kv_heads = request.kv_heads.value_or(p.heads);
-    p.seq = request.seq.value_or(4096);
-    p.kv_seq = request.kv_seq.value_or(p.seq);
-    p.head_dim = request.head_dim.value_or(128);
-    p.dtype = request.dtype.value_or(DType::bf16);
-    p.causal = request.causal;
+    if (!request.any()) return full_sweep();
+    const Problem p = request.over(default_case());
     check(p);
     return {p};
 }

@@ -4,6 +4,7 @@
 
 #include "attention/cost.hpp"
 #include "attention/problem.hpp"
+#include "stage/command_line.hpp"
 
 #include <optional>
 #include <span>
@@ -15,15 +16,9 @@
 namespace workbook::bench {
 
 /// Which problems the command line asks for.
-struct Request {
-    bool quick = false;  ///< the short sweep
-    bool gqa = false;    ///< the grouped-query case alone
-    // One of these, or causal, asks for a single case.
-    std::optional<int> batch, heads, kv_heads, seq, kv_seq, head_dim;
-    std::optional<DType> dtype;
-    bool causal = false;
-
-    bool single() const { return batch || heads || kv_heads || seq || kv_seq || head_dim || dtype || causal; }
+struct Request : ProblemOptions {  // any of these asks for a single case
+    bool quick = false;            ///< the short sweep
+    bool gqa = false;              ///< the grouped-query case alone
 };
 
 /// The sweep of FlashAttention-2's paper (Dao 2023, section 4.1): B * N = 16384 tokens and 2048 / d heads, d = 64 and 128,
@@ -37,7 +32,10 @@ std::vector<Problem> quick_sweep();
 /// B=4 Hq=32 Hkv=8 N=4096 d=128 bf16 causal.
 Problem gqa_case();
 
-/// What is asked for. What a single case leaves out: B = 1, Hq = 16, Hkv = Hq, Nq = 4096, Nkv = Nq, d = 128, bf16.
+/// What a single case takes the rest from: B=1 Hq=16 N=4096 d=128 bf16.
+Problem default_case();
+
+/// What is asked for.
 /// @throws InvalidArgument when two kinds of request are mixed, or the single case does not pass check()
 std::vector<Problem> cases_of(const Request& request);
 

@@ -8,7 +8,9 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cmath>
+#include <random>
 #include <string>
 #include <tuple>
 #include <vector>
@@ -60,15 +62,16 @@ struct TestCase {
     Options options;
     Setup setup;
 
+    /// @param rows flat indices of the rows to compare; empty: all
     explicit TestCase(const Problem& problem, std::uint64_t seed = 1, Distribution dist = Distribution::normal,
-                      const Device& device = Device::current())
+                      const Device& device = Device::current(), const std::vector<long long>& rows = {})
         : setup{options, device, find_gpu("h200"), false, {}, {}, {}} {
         options.seed = seed;
         options.dist = dist;
         options.repeats = 1;
         setup.inputs = random_inputs(problem, options);
-        setup.want = reference_forward(problem, setup.inputs.q_host, setup.inputs.k_host, setup.inputs.v_host);
-        setup.plain = plain_low_precision_forward(problem, setup.inputs.q_host, setup.inputs.k_host, setup.inputs.v_host);
+        setup.want = reference_forward(problem, setup.inputs.q_host, setup.inputs.k_host, setup.inputs.v_host, rows);
+        setup.plain = plain_low_precision_forward(problem, setup.inputs.q_host, setup.inputs.k_host, setup.inputs.v_host, rows);
     }
     TestCase(const TestCase&) = delete;
 };
@@ -181,6 +184,35 @@ inline void check_special_cases(const Tested& tested) {
     }
 }
 
+/// The problems of the seeds from `first` to `last`: how full the last blocks are, the first visible key, the heads that share, the
+/// scale, the layout, all at random. On a GPU they are larger, and a sample of the rows is compared. Stops at the first failure.
+/// @param head_dims of which the first is taken most often
+inline void check_random_problems(const Tested& tested, const std::vector<int>& head_dims, int first, int last) {
+    constexpr int longest = emulating ? 140 : 3000;
+    for (int seed = first; seed <= last && !testing::Test::HasFailure(); ++seed) {
+        std::mt19937_64 random(seed);  // its numbers are the same everywhere
+        const auto pick = [&](int low, int high) { return low + static_cast<int>(random() % static_cast<std::uint64_t>(high - low + 1)); };
+        Problem p;
+        p.batch = pick(1, 2);
+        p.kv_heads = pick(1, 2);
+        p.heads = p.kv_heads * pick(1, 3);
+        p.seq = pick(1, pick(0, 3) ? longest : 16);  // few queries, or few keys, now and then
+        p.kv_seq = pick(1, pick(0, 3) ? longest : 16);
+        p.head_dim = head_dims[static_cast<std::size_t>(std::max(0, pick(-2, static_cast<int>(head_dims.size()) - 1)))];
+        p.dtype = tested.types[static_cast<std::size_t>(pick(0, static_cast<int>(tested.types.size()) - 1))];
+        p.causal = pick(0, 2) > 0;
+        p.layout = pick(0, 1) ? Layout::bnhd : Layout::bhnd;
+        if (pick(0, 3) == 0) p.softmax_scale = static_cast<float>(pick(-8, 8)) / 16;
+        Device device = tested.device;
+        device.sms = pick(0, 2) ? 132 : 1;  // tiles may depend on it
+        SCOPED_TRACE("seed " + std::to_string(seed) + ": " + describe(p) + ", " + std::to_string(device.sms) + " SMs");
+        TestCase test(p, static_cast<std::uint64_t>(seed), Distribution::normal, device,
+                      emulating ? std::vector<long long>{} : sample_rows(p, 128));
+        test.options.schedule = static_cast<simt::Schedule>(pick(0, 2));
+        expect_right(tested.stage, tested.variant, test);
+    }
+}
+
 /// Rows that see nothing: O = 0 and LSE = -infinity, not NaN.
 inline void check_rows_that_see_nothing(const Tested& tested) {
     const int d = tested.head_dim;
@@ -216,6 +248,27 @@ inline void check_very_negative_logits(const Tested& tested) {
     test.setup.plain = plain_low_precision_forward(p, in.q_host, in.k_host, in.v_host);
     EXPECT_LT(test.setup.want.lse[0], -1000);
     expect_right(tested.stage, tested.variant, test);
+}
+
+/// The maximum of each row grows, or falls, along the keys by a given power of two in P for every 64 of them: an online softmax that
+/// rescales at each new maximum, at some of them only, or never has work of each kind to do.
+inline void check_growing_maxima(const Tested& tested) {
+    for (const float bits : {0.5f, 3.0f, 20.0f, -3.0f, -20.0f}) {
+        SCOPED_TRACE("maxima growing by a factor of 2^" + std::to_string(bits) + " in 64 keys");
+        const Problem p{
+            .batch = 1, .heads = 2, .kv_heads = 1, .seq = 70, .kv_seq = 330, .head_dim = tested.head_dim, .dtype = tested.types[0]};
+        TestCase test(p, 1, Distribution::normal, tested.device);
+        Inputs& in = test.setup.inputs;
+        const float slope = bits * 0.693147f / 64 / std::sqrt(static_cast<float>(p.head_dim));  // of K, where Q is about 1
+        for (float& x : in.q_host) x = 1.0f + 0.1f * x;
+        for (std::size_t e = 0; e < in.k_host.size(); ++e)
+            in.k_host[e] = 0.1f * in.k_host[e] + slope * static_cast<float>(e / static_cast<std::size_t>(p.head_dim));
+        upload_rounded(in.q, p.dtype, in.q_host);
+        upload_rounded(in.k, p.dtype, in.k_host);
+        test.setup.want = reference_forward(p, in.q_host, in.k_host, in.v_host);
+        test.setup.plain = plain_low_precision_forward(p, in.q_host, in.k_host, in.v_host);
+        expect_right(tested.stage, tested.variant, test);
+    }
 }
 
 /// Rows and heads with gaps between them, as slices of a larger tensor have: only what belongs to O is written.

@@ -14,6 +14,7 @@ INSTANTIATE_TEST_SUITE_P(Combinations, Step01, testing::ValuesIn(combinations({3
 TEST(Step01, SpecialCases) { check_special_cases(step01::stage()); }
 TEST(Step01, RowsThatSeeNothing) { check_rows_that_see_nothing(step01::stage()); }
 TEST(Step01, VeryNegativeLogits) { check_very_negative_logits(step01::stage()); }
+TEST(Step01, GrowingMaxima) { check_growing_maxima(step01::stage()); }
 TEST(Step01, StridesWithGaps) { check_strides_with_gaps(step01::stage()); }
 
 TEST(Step01, AnyHeadDimensionUpTo256) {

@@ -14,6 +14,7 @@ INSTANTIATE_TEST_SUITE_P(Combinations, Step02, testing::ValuesIn(combinations({3
 TEST(Step02, SpecialCases) { check_special_cases(step02::stage()); }
 TEST(Step02, RowsThatSeeNothing) { check_rows_that_see_nothing(step02::stage()); }
 TEST(Step02, VeryNegativeLogits) { check_very_negative_logits(step02::stage()); }
+TEST(Step02, GrowingMaxima) { check_growing_maxima(step02::stage()); }
 TEST(Step02, StridesWithGaps) { check_strides_with_gaps(step02::stage()); }
 
 TEST(Step02, AnyHeadDimensionUpTo256) {

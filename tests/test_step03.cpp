@@ -15,6 +15,7 @@ INSTANTIATE_TEST_SUITE_P(Combinations, Step03, testing::ValuesIn(combinations({3
 TEST(Step03, SpecialCases) { check_special_cases(step03::stage()); }
 TEST(Step03, RowsThatSeeNothing) { check_rows_that_see_nothing(step03::stage()); }
 TEST(Step03, VeryNegativeLogits) { check_very_negative_logits(step03::stage()); }
+TEST(Step03, GrowingMaxima) { check_growing_maxima(step03::stage()); }
 TEST(Step03, StridesWithGaps) { check_strides_with_gaps(step03::stage()); }
 
 TEST(Step03, RefusesOtherHeadDimensions) {

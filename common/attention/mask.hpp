@@ -23,6 +23,9 @@ struct Mask {
         const int keys = i + offset + 1;
         return keys < 0 ? 0 : keys < Nkv ? keys : Nkv;
     }
+
+    /// The first query row that sees key j; it may lie past the end.
+    SIMT_BOTH int first_row(int j) const { return causal && j > offset ? j - offset : 0; }
 };
 
 }  // namespace workbook

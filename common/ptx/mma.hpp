@@ -25,6 +25,21 @@ SIMT_DEVICE std::uint32_t pack(float low, float high) {
     return bits;
 }
 
+/// The two numbers in such a register.
+template <class T>
+SIMT_DEVICE float2 unpack(std::uint32_t bits) {
+    static_assert(std::is_same_v<T, __half> || std::is_same_v<T, __nv_bfloat16>, "registers of mma.sync hold pairs of 16-bit elements");
+    if constexpr (std::is_same_v<T, __half>) {
+        __half2 pair;
+        memcpy(&pair, &bits, sizeof bits);
+        return __half22float2(pair);
+    } else {
+        __nv_bfloat162 pair;
+        memcpy(&pair, &bits, sizeof bits);
+        return __bfloat1622float2(pair);
+    }
+}
+
 /// D += A B with A (16, 16) row-major, B (16, 8) column-major, D (16, 8) in float32; T is the type of A and B.
 ///
 /// With g = lane / 4 and t = lane % 4, a lane holds (PTX ISA, "Matrix Fragments for mma.m16n8k16"):

@@ -9,6 +9,18 @@
 
 namespace simt {
 
+/// Reads 16 bytes of global memory. `from` is &view(...); it and the row's remainder hold 16 aligned bytes.
+template <class Address>
+SIMT_DEVICE uint4 load_global_16(Address from) {
+#if SIMT_EMULATED
+    uint4 value;
+    std::memcpy(&value, static_cast<const void*>(from.read(Address::per_bytes(16))), 16);
+    return value;
+#else
+    return *reinterpret_cast<const uint4*>(from);
+#endif
+}
+
 /// Writes 16 bytes to global memory. `to` is &view(...); it and the row's remainder hold 16 aligned bytes.
 template <class Address>
 SIMT_DEVICE void store_global_16(Address to, const uint4& value) {
@@ -25,6 +37,22 @@ SIMT_DEVICE uint4 load_shared_16(const void* from) {
     cpu::block().read_shared_vector("16-byte load", from, 16);
 #endif
     return *static_cast<const uint4*>(from);
+}
+
+/// Reads two floats, 8 aligned bytes, of shared memory.
+SIMT_DEVICE float2 load_shared_8(const float* from) {
+#if SIMT_EMULATED
+    cpu::block().read_shared_vector("8-byte load", from, 8);
+#endif
+    return *reinterpret_cast<const float2*>(from);
+}
+
+/// Writes 16 aligned bytes to shared memory.
+SIMT_DEVICE void store_shared_16(void* to, const uint4& value) {
+#if SIMT_EMULATED
+    cpu::block().write_shared_vector("16-byte store", to, 16);
+#endif
+    *static_cast<uint4*>(to) = value;
 }
 
 /// Writes 4 aligned bytes to shared memory.

@@ -6,6 +6,7 @@
 #include "attention/inputs.hpp"
 #include "attention/problem.hpp"
 #include "simt/execution.hpp"
+#include "stage/command_line.hpp"
 #include "stage/stage.hpp"
 
 #include <cstdint>
@@ -17,10 +18,7 @@
 namespace workbook {
 
 /// What the command line says; an option that was not given is empty where a file or the device may decide instead.
-struct Options {
-    std::optional<int> batch, heads, kv_heads, seq, kv_seq, head_dim;
-    std::optional<DType> dtype;
-    bool causal = false;
+struct Options : ProblemOptions {
     std::optional<float> scale;
     Layout layout = Layout::bhnd;
 

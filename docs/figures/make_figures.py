@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Draws the SVG figures of chapters 00 to 03 beside this file. Standard library only.
+"""Draws the SVG figures of chapters 00 to 04 beside this file. Standard library only.
 
 Every number in a figure is computed here from the constants below, so that a figure cannot drift from its formula.
 Usage: python3 docs/figures/make_figures.py
@@ -406,6 +406,235 @@ def roofline():
     s.save("roofline.svg")
 
 
+def finish_times(lengths, sms):
+    """Greedy schedule: each block, in the given order, on the SM that is free first. Returns (SM, start, length) a block."""
+    free, placed = [0] * sms, []
+    for length in lengths:
+        sm = free.index(min(free))
+        placed.append((sm, free[sm], length))
+        free[sm] += length
+    return placed
+
+
+def flash2_loops():
+    side, cell_w, cell_h, y0 = 4, 62, 42, 134
+    s = Svg(940, 500, "Loops of stage 03 and of stage 04",
+            "The N by N grid of one head: stage 03 walks it in columns with one thread block, 04a has a thread block for each row of tiles.")
+    s.text(470, 30, "One head, N × N scores in tiles: whose they are, and in which order", 17, bold=True)
+    panels = ((112, "stage 03: one thread block, column after column", "O, l, m"), (582, "04a: a thread block for each row of tiles", "O, LSE"))
+    for x0, title, kept in panels:
+        swapped = x0 > 300
+        s.text(x0 + side * cell_w / 2, 66, title, 15, bold=True)
+        for j in range(side):
+            s.text(x0 + (j + 0.5) * cell_w, y0 - 26, f"K, V ({j + 1})", 13)
+        for i in range(side):
+            y = y0 + i * cell_h
+            s.text(x0 - 12, y + cell_h / 2 + (-2 if swapped else 5), f"Q ({i + 1})", 13, "end")
+            if swapped:
+                s.text(x0 - 12, y + cell_h / 2 + 14, f"block {i}", 12, "end", fill=SOFT)
+            for j in range(side):
+                fill = (BLUE_PALE, "#ffffff")[(i if swapped else j) % 2]
+                s.rect(x0 + j * cell_w, y, cell_w, cell_h, fill, LINE, 0)
+                s.text(x0 + (j + 0.5) * cell_w, y + cell_h / 2 + 5, str((j if swapped else j * side + i) + 1), 14, bold=True)
+            s.rect(x0 + side * cell_w + 26, y + 5, 66, cell_h - 10, SAND, INK, 4)
+            s.text(x0 + side * cell_w + 59, y + cell_h / 2 + 5, kept, 13)
+            if swapped:
+                s.line(x0 + 6, y + cell_h - 7, x0 + side * cell_w - 8, y + cell_h - 7, BLUE, 1.8, None, "blue")
+                s.line(x0 + side * cell_w + 2, y + cell_h / 2, x0 + side * cell_w + 24, y + cell_h / 2, RED, 2, None, "red")
+        if not swapped:
+            for j in range(side):
+                x = x0 + (j + 1) * cell_w - 10
+                s.line(x, y0 + 6, x, y0 + side * cell_h - 6, BLUE, 1.8, None, "blue")
+            for i in range(side):
+                y = y0 + (i + 0.5) * cell_h
+                s.line(x0 + side * cell_w + 24, y - 6, x0 + side * cell_w + 2, y - 6, BLUE, 1.6, "5 3", "blue")
+                s.line(x0 + side * cell_w + 2, y + 6, x0 + side * cell_w + 24, y + 6, RED, 2, None, "red")
+        s.text(x0 + side * cell_w + 59, y0 - 26, "in HBM", 13, fill=SOFT)
+        s.text(x0 + side * cell_w / 2 + 20, y0 + side * cell_h + 24,
+               "O, l, m stay in registers; one write at the end" if swapped else
+               "between columns O, l, m are written (solid) and read (dashed)", 13)
+
+        step, lane, top = 18, 24, 360
+        blocks = [side] * side if swapped else [side * side]
+        for sm in range(side):
+            s.text(x0 - 12, top + sm * lane + 15, f"SM {sm}", 13, "end")
+            s.line(x0, top + sm * lane + lane - 1, x0 + side * side * step, top + sm * lane + lane - 1, "#e4e7eb", 1)
+        for block, (sm, start, length) in enumerate(finish_times(blocks, side)):
+            for n in range(length):
+                s.rect(x0 + (start + n) * step, top + sm * lane + 2, step, lane - 5, (BLUE_PALE, "#ffffff")[(block if swapped else n // side) % 2],
+                       LINE, 0)
+                s.text(x0 + (start + n + 0.5) * step, top + sm * lane + 15, str(n + 1), 10)
+        if not swapped:
+            s.text(x0 + side * side * step / 2, top + 2.5 * lane + 6, "idle, unless there are other heads", 13, italic=True, fill=SOFT)
+        s.line(x0, top + side * lane + 10, x0 + side * side * step, top + side * lane + 10, INK, 1.3, None, "ink")
+        s.text(x0 + side * side * step / 2, top + side * lane + 28, "time, in tiles", 12, fill=SOFT)
+    s.line(470, 56, 470, 484, LINE, 1, "4 4")
+    s.save("flash2_loops.svg")
+
+
+def causal_tiles():
+    side, cell, x0, y0 = 8, 36, 126, 108
+    sms, step, lane, tx = 4, 25, 25, 590
+    visited = side * (side + 1) // 2
+    s = Svg(940, 470, "Causal tiles and their schedule",
+            "Tiles of one head under a causal mask: visited, masked or not visited, and the blocks on four SMs, longest or shortest first.")
+    s.text(470, 30, f"04b, causal, {side} blocks of rows: {visited} of {side * side} tiles are visited, {side} of them masked", 17, bold=True)
+    s.text(x0 + side * cell / 2, 66, "blocks of keys; the number is the step of the thread block", 13)
+    s.text(tx + 6 * step, 66, f"blocks start in order, one at a time on each of {sms} SMs", 13)
+    for j in range(side):
+        s.text(x0 + (j + 0.5) * cell, y0 - 10, str(j), 12, fill=SOFT)
+    for i in range(side):
+        y = y0 + i * cell
+        s.text(x0 - 10, y + cell / 2 - 1, f"rows {i}", 13, "end")
+        s.text(x0 - 10, y + cell / 2 + 13, f"block {side - 1 - i}", 11, "end", fill=SOFT)
+        for j in range(side):
+            x = x0 + j * cell
+            s.rect(x, y, cell, cell, BLUE_PALE if j <= i else "#ffffff", LINE, 0)
+            if j < i:
+                s.text(x + cell / 2, y + cell / 2 + 5, str(j + 1), 13, bold=True)
+            elif j == i:
+                s.path(f"M{x} {y} h{cell} v{cell} z", INK, 1, SOFT)
+                s.text(x + 11, y + cell - 6, str(j + 1), 13, bold=True)
+            else:
+                s.dot(x + cell / 2, y + cell / 2, 1.6, SOFT)
+    y = y0 + side * cell + 22
+    legend = ((96, "no mask"), (196, "diagonal: computed whole,"), (410, "not visited"))
+    s.rect(legend[0][0], y, 16, 16, BLUE_PALE, LINE, 0)
+    s.rect(legend[1][0], y, 16, 16, BLUE_PALE, LINE, 0)
+    s.path(f"M{legend[1][0]} {y} h16 v16 z", INK, 1, SOFT)
+    s.rect(legend[2][0], y, 16, 16, "#ffffff", LINE, 0)
+    s.dot(legend[2][0] + 8, y + 8, 1.6, SOFT)
+    for x, words in legend:
+        s.text(x + 22, y + 13, words, 12, "start")
+    s.text(legend[1][0] + 22, y + 28, "dark half set to −∞", 12, "start")
+
+    lengths = list(range(1, side + 1))
+    ideal = visited / sms
+    for top, title, order in ((112, "longest first: the kernel's order", lengths[::-1]), (296, "shortest first", lengths)):
+        placed = finish_times(order, sms)
+        end = max(start + length for _, start, length in placed)
+        s.text(tx - 44, top - 14, title, 15, "start", bold=True)
+        for sm in range(sms):
+            s.text(tx - 10, top + sm * lane + 17, f"SM {sm}", 13, "end")
+        for sm, start, length in placed:
+            s.rect(tx + start * step, top + sm * lane + 2, length * step, lane - 4, SAND if length > side / 2 else "#ffffff", INK, 3)
+            s.text(tx + (start + length / 2) * step, top + sm * lane + 17, f"rows {length - 1}" if length > 1 else "0", 12)
+        s.line(tx + ideal * step, top - 4, tx + ideal * step, top + sms * lane + 6, RED, 1.4, "5 3")
+        s.line(tx, top + sms * lane + 10, tx + 12.6 * step, top + sms * lane + 10, INK, 1.3, None, "ink")
+        s.text(tx, top + sms * lane + 30, f"done after {end} steps", 13, "start", bold=True)
+        s.text(tx + 12.6 * step, top + sms * lane + 30, f"dashed: {visited} / {sms} = {ideal:g}", 12, "end", fill=RED)
+    s.save("causal_tiles.svg")
+
+
+SHOWN_LANE = 5
+FRAGMENT_W, FRAGMENT_H = 34, 17
+
+
+def fragment(s, x0, y0, columns, fills, vertical=False, rows=None, names=None):
+    """Boxes of a fragment: the lane that holds each pair of elements. A pair is two columns, or (vertical, operand B) two rows."""
+    for i in range(8 if vertical else 16):
+        for j in range(columns):
+            g, t = (j, i % 4) if vertical else (i % 8, j % 4)
+            lane = 4 * g + t
+            h = FRAGMENT_H * (2 if vertical else 1)
+            half = (i >= 4, False) if vertical else (i >= 8, j >= 4)
+            shown = lane == SHOWN_LANE
+            x, y = x0 + j * FRAGMENT_W, y0 + i * h
+            s.rect(x, y, FRAGMENT_W, h, INK if shown else fills[2 * half[1] + half[0]], LINE, 0, None, 0.8)
+            s.text(x + FRAGMENT_W / 2, y + h / 2 + 4, str(lane), 11, bold=shown, fill="#ffffff" if shown else INK)
+        if rows is not False:
+            label = f"{2 * i}-{2 * i + 1}" if vertical else str(i)
+            s.text(x0 - 5, y0 + (i + 0.5) * (2 if vertical else 1) * FRAGMENT_H + 4, label, 10, "end", fill=SOFT)
+    for j in range(columns):
+        name = names[j] if names else str(j) if vertical else f"{2 * j}-{2 * j + 1}"
+        s.text(x0 + (j + 0.5) * FRAGMENT_W, y0 - 5, name, 10, fill=SOFT)
+    for bx in range(0, columns, columns if vertical else 4):
+        for by in (0, 8):
+            s.rect(x0 + bx * FRAGMENT_W, y0 + by * FRAGMENT_H, (columns if vertical else 4) * FRAGMENT_W, 8 * FRAGMENT_H, "none", INK, 0, None, 2)
+
+
+def mma_fragments():
+    s = Svg(984, 484, "Fragments of mma.m16n8k16",
+            "Which lane holds which elements of A, B and D. A box is one pair of elements, the number in it the lane; lane 5 is dark.")
+    s.text(492, 30, "mma.m16n8k16: D (16 × 8) += A (16 × 16) · B (16 × 8), in the registers of one warp", 17, bold=True)
+    s.text(492, 51, f"a box is two neighbouring elements, the number in it the lane that holds them; lane = 4g + t; dark: lane {SHOWN_LANE} "
+           f"(g = {SHOWN_LANE // 4}, t = {SHOWN_LANE % 4})", 13, fill=SOFT)
+    y0, ax, bx, dx, half = 120, 52, 408, 752, 4 * FRAGMENT_W
+    bottom = y0 + 16 * FRAGMENT_H
+    fragment(s, ax, y0, 8, (BLUE_PALE, SAND, GREEN_PALE, RED_PALE))
+    fragment(s, bx, y0, 8, (BLUE_PALE, SAND), vertical=True)
+    fragment(s, dx, y0, 4, (BLUE_PALE, SAND))
+    for x, w, name in ((ax, 8, "A: 16 × 16, 16 bits"), (bx, 8, "B: 16 × 8, 16 bits"), (dx, 4, "D: 16 × 8, float32")):
+        s.text(x + w * FRAGMENT_W / 2, bottom + 46, name, 14, bold=True)
+    for k, x in enumerate((ax, ax + half)):
+        s.text(x + half / 2, y0 - 22, f"a[{2 * k}]", 13, bold=True)
+        s.text(x + half / 2, bottom + 20, f"a[{2 * k + 1}]", 13, bold=True)
+    for x, names in ((bx + 8 * FRAGMENT_W + 8, ("b0", "b1")), (dx + half + 8, ("d[0], d[1]", "d[2], d[3]"))):
+        s.text(x, y0 + 4 * FRAGMENT_H + 5, names[0], 13, "start", bold=True)
+        s.text(x, y0 + 12 * FRAGMENT_H + 5, names[1], 13, "start", bold=True)
+    s.text(bx - 52, y0 + 8 * FRAGMENT_H + 6, "·", 26, bold=True)
+    s.text(dx - 40, y0 + 8 * FRAGMENT_H + 6, "→", 22, bold=True)
+    s.text(492, bottom + 68, "a row of D lies in four lanes;  D has the pattern of one half of A", 13)
+    s.save("mma_fragments.svg")
+
+
+def s_to_p():
+    s = Svg(960, 466, "Accumulators of S as an operand of P V",
+            "Two neighbouring accumulators of S hold, lane for lane, what the A operand of the next product holds.")
+    s.text(480, 30, "Two accumulators of S, side by side, are the A operand of P · V", 17, bold=True)
+    s.text(480, 51, f"each lane needs only what it has: it rounds its own pairs to 16 bits; dark: lane {SHOWN_LANE}", 13, fill=SOFT)
+    y0, half = 126, 4 * FRAGMENT_W
+    left, right = 82, 598
+    bottom = y0 + 16 * FRAGMENT_H
+    keys = [f"{2 * j}-{2 * j + 1}" for j in range(8)]
+    fragment(s, left, y0, 4, (BLUE_PALE, SAND), names=keys[:4])
+    fragment(s, left + half + 12, y0, 4, (GREEN_PALE, RED_PALE), rows=False, names=keys[4:])
+    fragment(s, right, y0, 8, (BLUE_PALE, SAND, GREEN_PALE, RED_PALE), names=keys)
+    for x, name in ((left, "s[n]"), (left + half + 12, "s[n + 1]")):
+        s.text(x + half / 2, y0 - 22, f"{name}[0], [1]", 13, bold=True)
+        s.text(x + half / 2, bottom + 20, f"{name}[2], [3]", 13, bold=True)
+    for k in range(2):
+        s.text(right + (k + 0.5) * half, y0 - 22, f"p[{2 * k}]", 13, bold=True)
+        s.text(right + (k + 0.5) * half, bottom + 20, f"p[{2 * k + 1}]", 13, bold=True)
+    s.text(left + half + 6, bottom + 44, "S, float32: 16 rows, keys 8n … 8n + 15", 14, bold=True)
+    s.text(right + half, bottom + 44, "P, f16 or bf16: A operand, 16 × 16", 14, bold=True)
+    s.line(394, y0 + 8 * FRAGMENT_H, 560, y0 + 8 * FRAGMENT_H, INK, 2.2, None, "ink")
+    s.text(476, y0 + 8 * FRAGMENT_H - 12, "exp, then pack", 13)
+    s.text(476, y0 + 8 * FRAGMENT_H + 20, "no lane changes", 13)
+    s.save("s_to_p.svg")
+
+
+def swizzle():
+    wanted, w, h, y0 = 2, 44, 27, 118
+    s = Svg(940, 498, "Swizzle of a tile in shared memory",
+            "Eight rows of eight chunks over the eight bank groups, plain and swizzled; reading one chunk of each row takes eight passes or one.")
+    s.text(470, 30, "ldmatrix reads one chunk of 16 bytes from each of eight rows", 17, bold=True)
+    s.text(470, 51, f"d = 64: a row is eight chunks; the number is c, the place of the chunk in its row of the matrix; dark: c = {wanted}", 13, fill=SOFT)
+    for x0, title, place in ((82, "plain: chunk c at place c", lambda r, c: c), (552, "swizzled: chunk c of row r at place c XOR r", lambda r, c: c ^ r)):
+        s.text(x0 + 4 * w, 82, title, 15, bold=True)
+        hits = [0] * 8
+        for r in range(8):
+            s.text(x0 - 8, y0 + (r + 0.5) * h + 5, f"row {r}", 12, "end")
+            for c in range(8):
+                at = place(r, c)
+                hits[at] += c == wanted
+                s.rect(x0 + at * w, y0 + r * h, w, h, INK if c == wanted else (BLUE_PALE, "#ffffff")[c % 2], LINE, 0, None, 1)
+                s.text(x0 + (at + 0.5) * w, y0 + (r + 0.5) * h + 5, str(c), 13, bold=c == wanted, fill="#ffffff" if c == wanted else INK)
+        for group in range(8):
+            s.text(x0 + (group + 0.5) * w, y0 - 8, f"{4 * group}-{4 * group + 3}", 11, fill=SOFT)
+        s.text(x0 - 8, y0 - 8, "banks", 11, "end", fill=SOFT)
+        base = y0 + 8 * h + 98
+        s.line(x0, base, x0 + 8 * w, base, INK, 1.3)
+        for group in range(8):
+            for n in range(hits[group]):
+                s.rect(x0 + group * w + 8, base - 10 * (n + 1), w - 16, 9, INK, INK, 0)
+            s.text(x0 + (group + 0.5) * w, base + 16, str(hits[group]), 13, bold=hits[group] > 0)
+        passes = max(hits)
+        s.text(x0 - 8, base + 16, "reads", 12, "end")
+        s.text(x0 + 4 * w, base + 42, f"{passes} passes: the same four banks each time" if passes > 1 else "1 pass: all 32 banks at once", 14, bold=True)
+    s.save("swizzle.svg")
+
+
 if __name__ == "__main__":
     memory_hierarchy()
     growth()
@@ -413,3 +642,8 @@ if __name__ == "__main__":
     online_softmax()
     flash1_loops()
     roofline()
+    flash2_loops()
+    causal_tiles()
+    mma_fragments()
+    s_to_p()
+    swizzle()

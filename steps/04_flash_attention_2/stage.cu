@@ -64,14 +64,18 @@ Tiles fp32_tiles(const Problem& p) {
 // ---- 04c: tensor cores ----
 
 /// Calls f with the shape for a problem: the fastest of those measured on an H200 (see the chapter). Where large tiles would leave
-/// SMs without work, smaller ones make twice the blocks.
+/// SMs without work, or do not fit the device, smaller ones make twice the blocks.
 template <class F>
 decltype(auto) with_shape(const Problem& p, const Device& device, F&& f) {
     const bool few = static_cast<long long>(p.batch) * p.heads * ((p.seq + 127) / 128) < device.sms;
     switch (p.head_dim) {
         case 64: return few ? f.template operator()<Shape<64, 64, 4, 1>>() : f.template operator()<Shape<64, 64, 4, 2>>();
-        case 128: return f.template operator()<Shape<128, 64, 4, 1>>();
-        default: return few ? f.template operator()<Shape<256, 32, 4, 1>>() : f.template operator()<Shape<256, 32, 8, 1>>();
+        case 128: return few ? f.template operator()<Shape<128, 64, 4, 1>>() : f.template operator()<Shape<128, 64, 4, 2>>();
+        default: {
+            using Large = Shape<256, 64, 8, 1>;
+            const bool fits = sizeof(Shared<__half, Large>) <= device.shared_memory_per_block;
+            return few || !fits ? f.template operator()<Shape<256, 32, 4, 1>>() : f.template operator()<Large>();
+        }
     }
 }
 
