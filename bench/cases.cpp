@@ -102,9 +102,23 @@ std::vector<Problem> cases_of(const Request& request) {
     return {p};
 }
 
+const char* name(Direction direction) {
+    switch (direction) {
+        case Direction::backward: return "bwd";
+        case Direction::both: return "fwdbwd";
+        case Direction::forward: break;
+    }
+    return "fwd";
+}
+
+double flops(const Problem& problem, Direction direction) {
+    return (direction == Direction::backward ? 0 : forward_flops(problem)) +
+           (direction == Direction::forward ? 0 : backward_flops(problem));
+}
+
 std::string case_name(const CaseName& n) {
     const Problem& p = n.problem;
-    std::string text = n.source + "/" + n.variant + "/fwd/" + name(p.dtype) + "/d" + std::to_string(p.head_dim) +
+    std::string text = n.source + "/" + n.variant + "/" + name(n.direction) + "/" + name(p.dtype) + "/d" + std::to_string(p.head_dim) +
                        (p.causal ? "/causal/B" : "/full/B") + std::to_string(p.batch) + "_H" + std::to_string(p.heads);
     if (p.kv_heads != p.heads) text += "_KV" + std::to_string(p.kv_heads);
     text += "_N" + std::to_string(p.seq);
@@ -117,7 +131,14 @@ CaseName parse_case_name(std::string_view text) {
     CaseName n;
     n.source = read.until('/', "a source (stepNN or peer)");
     n.variant = read.until('/', "the name of a variant");
-    read.expect("fwd/");
+    const std::string_view word = read.until('/', "fwd, bwd or fwdbwd");
+    bool known = false;
+    for (const Direction direction : {Direction::forward, Direction::backward, Direction::both}) {
+        if (word != name(direction)) continue;
+        n.direction = direction;
+        known = true;
+    }
+    if (!known) read.fail("fwd, bwd or fwdbwd before what is left");
     Problem& p = n.problem;
     p.dtype = parse_dtype(read.until('/', "f32, f16 or bf16"));
     read.expect("d");
@@ -158,13 +179,16 @@ std::vector<std::pair<std::string, double>> counters(const Measured& m) {
     if (!(median > 0)) throw InvalidArgument("counters: a median time of " + std::to_string(median) + " s; more than 0 is accepted");
     std::vector<std::pair<std::string, double>> all = {
         {"TFLOPS", 1e-12 * m.flops / median},
-        {"GB_per_s", 1e-9 * static_cast<double>(m.movement.requested.total()) / median},
-        {"hbm_GB_per_s", 1e-9 * static_cast<double>(m.movement.dram.total()) / median},
         {"extra_MiB", static_cast<double>(m.extra_memory) / (1024.0 * 1024.0)},
         {"spread_percent", 100 * (quantile(m.times, 0.9) - quantile(m.times, 0.1)) / median},
         {"repetitions", static_cast<double>(m.times.size())},
         {"rel_rms_error", m.rel_rms_error},
     };
+    if (!m.movement.requested.tensors.empty()) {
+        all.emplace_back("GB_per_s", 1e-9 * static_cast<double>(m.movement.requested.total()) / median);
+        all.emplace_back("hbm_GB_per_s", 1e-9 * static_cast<double>(m.movement.dram.total()) / median);
+    }
+    if (m.saved) all.emplace_back("saved_MiB", static_cast<double>(*m.saved) / (1024.0 * 1024.0));
     if (m.prediction) {
         all.emplace_back("predicted_ms", 1e3 * m.prediction->seconds());
         all.emplace_back("roofline_percent", 100 * m.prediction->seconds() / median);

@@ -39,11 +39,25 @@ Problem default_case();
 /// @throws InvalidArgument when two kinds of request are mixed, or the single case does not pass check()
 std::vector<Problem> cases_of(const Request& request);
 
+/// What is timed.
+enum class Direction {
+    forward,
+    backward,  ///< the backward pass alone
+    both,      ///< a forward pass and the backward pass after it
+};
+
+/// "fwd", "bwd" or "fwdbwd".
+const char* name(Direction direction);
+
+/// FLOPs as papers count them: forward_flops(), backward_flops() or their sum.
+double flops(const Problem& problem, Direction direction);
+
 /// What a case's name says.
 struct CaseName {
     std::string source;   ///< "step03", "peer"
     std::string variant;  ///< "shared_memory_tiling", "torch_flash"
     Problem problem;
+    Direction direction = Direction::forward;
 };
 
 /// "step03/shared_memory_tiling/fwd/bf16/d128/causal/B4_H32_KV8_N4096". _KV stands only where Hkv is not Hq, _M (Nkv) only where
@@ -64,16 +78,18 @@ int repetitions(double seconds);
 /// What one case's numbers are calculated from. Times in seconds.
 struct Measured {
     std::vector<double> times;             ///< of each repetition, ascending
-    double flops = 0;                      ///< forward_flops()
-    Movement movement;                     ///< predicted
+    double flops = 0;                      ///< flops() of the case
+    Movement movement;                     ///< predicted; nothing where a case has no prediction (both passes together)
     std::size_t extra_memory = 0;          ///< bytes of workspace
-    double rel_rms_error = 0;              ///< of O against float64, on the rows that were checked
+    std::optional<std::size_t> saved;      ///< bytes held from forward to backward beside Q, K, V and O
+    double rel_rms_error = 0;              ///< of O, or the largest of dQ, dK and dV, against float64, on the rows that were checked
     std::optional<Prediction> prediction;  ///< of the GPU that ran, where the table has it
 };
 
 /// The counters of a case, by the names that results carry:
-/// - TFLOPS, GB_per_s and hbm_GB_per_s (predicted requested and DRAM bytes over the median time; 10^9 bytes)
-/// - extra_MiB, spread_percent ((p90 - p10) / median), repetitions, rel_rms_error
+/// - TFLOPS
+/// - GB_per_s and hbm_GB_per_s (predicted requested and DRAM bytes over the median time; 10^9 bytes); only where they are predicted
+/// - extra_MiB, saved_MiB (of a backward pass), spread_percent ((p90 - p10) / median), repetitions, rel_rms_error
 /// - predicted_ms, and roofline_percent (predicted over median time); only with a prediction
 /// @throws InvalidArgument when there are no times, or the median is not above 0
 std::vector<std::pair<std::string, double>> counters(const Measured& measured);

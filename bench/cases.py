@@ -1,7 +1,8 @@
 """What the benchmarks measure: the cases, their names and their FLOPs. The same as cases.hpp, for peers.py and report.py.
 
-A name is stepNN/<variant>/<fwd|bwd>/<type>/d<head dim>/<full|causal>/B<batch>_H<query heads>[_KV<heads>]_N<Nq>[_M<Nkv>], with
-peer/<backend> in place of stepNN/<variant> for other people's kernels. _KV and _M stand only where they differ from H and N.
+A name is stepNN/<variant>/<fwd|bwd|fwdbwd>/<type>/d<head dim>/<full|causal>/B<batch>_H<query heads>[_KV<heads>]_N<Nq>[_M<Nkv>], with
+peer/<backend> in place of stepNN/<variant> for other people's kernels; bwd is the backward pass alone, fwdbwd both. _KV and _M stand
+only where they differ from H and N.
 """
 
 import re
@@ -22,7 +23,7 @@ LENGTHS = (512, 1024, 2048, 4096, 8192, 16384)
 QUICK_LENGTHS = (1024, 4096)
 
 _CASE = re.compile(
-    r"(?P<direction>fwd|bwd)/(?P<dtype>f32|f16|bf16)/d(?P<head_dim>\d+)/(?P<mask>full|causal)/"
+    r"(?P<direction>fwd|bwd|fwdbwd)/(?P<dtype>f32|f16|bf16)/d(?P<head_dim>\d+)/(?P<mask>full|causal)/"
     r"B(?P<batch>\d+)_H(?P<heads>\d+)(?:_KV(?P<kv_heads>\d+))?_N(?P<seq>\d+)(?:_M(?P<kv_seq>\d+))?"
 )
 
@@ -52,20 +53,23 @@ class Case:
     def flops(self):
         """As the FlashAttention papers count: 4 B H Nq Nkv d, half of it when causal; backward 2.5 times the forward."""
         forward = 4.0 * self.batch * self.heads * self.seq * self.kv_seq * self.head_dim
-        return forward * (0.5 if self.causal else 1.0) * (2.5 if self.direction == "bwd" else 1.0)
+        return forward * (0.5 if self.causal else 1.0) * {"fwd": 1.0, "bwd": 2.5, "fwdbwd": 3.5}[self.direction]
 
     def compulsory_bytes(self):
-        """The fewest bytes that a forward pass moves: Q, K, V read once, O and the float32 LSE written once."""
+        """The fewest bytes that move. Forward: Q, K, V read once, O and the float32 LSE written once. Backward: Q, K, V, O, dO and LSE
+        read once, dQ, dK and dV written once."""
         rows = self.batch * self.heads * self.seq
         keys = self.batch * self.kv_heads * self.kv_seq
-        return 2 * (rows + keys) * self.head_dim * DTYPES[self.dtype] + 4 * rows
+        passes = {"fwd": 1, "bwd": 2, "fwdbwd": 3}[self.direction]  # Q and O, K and V; backward their gradients too
+        lse = 4 * rows * (2 if self.direction == "fwdbwd" else 1)
+        return passes * 2 * (rows + keys) * self.head_dim * DTYPES[self.dtype] + lse
 
 
 def parse_case(text):
     """The case that `text` names. Raises ValueError."""
     match = _CASE.fullmatch(text)
     if not match:
-        raise ValueError(f'"{text}" does not read <fwd|bwd>/<f32|f16|bf16>/d<d>/<full|causal>/B<B>_H<H>[_KV<heads>]_N<N>[_M<Nkv>]')
+        raise ValueError(f'"{text}" does not read <fwd|bwd|fwdbwd>/<f32|f16|bf16>/d<d>/<full|causal>/B<B>_H<H>[_KV<heads>]_N<N>[_M<Nkv>]')
     size = {key: int(match[key]) for key in ("batch", "heads", "seq", "head_dim")}
     case = Case(
         **size,

@@ -17,6 +17,7 @@
 #include <chrono>
 #include <cstdint>
 #include <cstdlib>
+#include <functional>
 #include <iostream>
 #include <new>
 
@@ -98,6 +99,7 @@ struct Shared {
     Inputs inputs;
     std::optional<bool> reference_is_causal;
     ReferenceRows want, plain;
+    std::optional<BackwardSetup> backward;
 };
 
 class Session {
@@ -113,19 +115,33 @@ public:
 
     void register_cases() {
         for (const Problem& problem : cases_of(options_.request)) {
-            for (const Variant& variant : stage_.variants) {
-                const std::string name = case_name({"step" + stage_.id, variant.name, problem});
-                benchmark::RegisterBenchmark(name.c_str(),
-                                             [this, &variant, problem](benchmark::State& state) { run(state, variant, problem); })
-                    ->UseManualTime()
-                    ->Iterations(1)
-                    ->Unit(benchmark::kMillisecond);
+            for (const Variant& variant : stage_.variants) add(variant, problem, Direction::forward);
+            for (const BackwardVariant& variant : stage_.backward) {
+                add(variant, problem, Direction::backward);
+                add(variant, problem, Direction::both);
             }
         }
     }
 
 private:
-    void run(benchmark::State& state, const Variant& variant, const Problem& problem) {
+    template <class AnyVariant>
+    void add(const AnyVariant& variant, const Problem& problem, Direction direction) {
+        const std::string name = case_name({"step" + stage_.id, variant.name, problem, direction});
+        benchmark::RegisterBenchmark(
+            name.c_str(), [this, &variant, problem, direction](benchmark::State& state) { run(state, variant, problem, direction); })
+            ->UseManualTime()
+            ->Iterations(1)
+            ->Unit(benchmark::kMillisecond);
+    }
+
+    /// FLOPs that the matrix products of a case calculate; of both passes at least.
+    static double calculated(const Variant&, const Problem& problem, Direction) { return forward_flops(problem); }
+    static double calculated(const BackwardVariant& variant, const Problem& problem, Direction) {
+        return product_flops(problem, variant.products);
+    }
+
+    template <class AnyVariant>
+    void run(benchmark::State& state, const AnyVariant& variant, const Problem& problem, Direction direction) {
         const auto skip = [&](const std::string& what, const std::exception& reason) {
             state.SkipWithError((what + ": " + reason.what()).c_str());
         };
@@ -135,14 +151,19 @@ private:
             }
             if (const auto reason = variant.refuses(problem, device_)) throw Refused(*reason);
             Measured measured;
-            measured.flops = forward_flops(problem);
-            measured.movement = variant.movement(problem, device_);
-            if (gpu_) measured.prediction = predict(*gpu_, variant.unit(problem.dtype), measured.flops, measured.movement);
-            if (measured.prediction && measured.prediction->seconds() > options_.max_seconds) {
-                throw Skipped("a run would take at least " + rough_duration(measured.prediction->seconds()) +
-                              ", more than --max-seconds allows (" + rough_duration(options_.max_seconds) + ")");
+            measured.flops = flops(problem, direction);
+            const Movement movement = variant.movement(problem, device_);
+            std::optional<Prediction> least;  // of both passes: of the backward pass alone
+            if (gpu_) least = predict(*gpu_, variant.unit(problem.dtype), calculated(variant, problem, direction), movement);
+            if (least && least->seconds() > options_.max_seconds) {
+                throw Skipped("a run would take at least " + rough_duration(least->seconds()) + ", more than --max-seconds allows (" +
+                              rough_duration(options_.max_seconds) + ")");
             }
-            if (const std::string why = check_and_time(variant, problem, measured); !why.empty()) {
+            if (direction != Direction::both) {
+                measured.movement = movement;
+                measured.prediction = least;
+            }
+            if (const std::string why = check_and_time(variant, problem, direction, measured); !why.empty()) {
                 wrong_ = true;
                 return state.SkipWithError(("wrong: " + why).c_str());
             }
@@ -164,53 +185,115 @@ private:
         }
     }
 
-    /// Fills what is measured. @return why the outputs are wrong, which are not timed then; empty when they are right
-    std::string check_and_time(const Variant& variant, const Problem& problem, Measured& measured) {
-        const Shared& shared = shared_for(problem);
-        const Inputs& in = shared.inputs;
-        DeviceBuffer o(problem.q_elements() * size_of(problem.dtype));  // poisoned, and so is the next
-        DeviceBuffer lse(problem.rows() * sizeof(float));
-        Workspace workspace;
-        Forward args{problem,
-                     {in.q.data(), problem.q_strides()},
-                     {in.k.data(), problem.kv_strides()},
-                     {in.v.data(), problem.kv_strides()},
-                     {o.data(), problem.q_strides()},
-                     static_cast<float*>(lse.data()),
-                     device_,
-                     {},
-                     workspace};
+    Forward forward_args(const Inputs& in, const DeviceBuffer& o, const DeviceBuffer& lse, Workspace& workspace) const {
+        const Problem& problem = in.problem;
+        return {problem,
+                {in.q.data(), problem.q_strides()},
+                {in.k.data(), problem.kv_strides()},
+                {in.v.data(), problem.kv_strides()},
+                {o.data(), problem.q_strides()},
+                static_cast<float*>(lse.data()),
+                device_,
+                {},
+                workspace};
+    }
 
-        const Clock::time_point begin = Clock::now();
-        run_forward(variant, args);
-        synchronize(args.exec.stream);
-        double seconds = seconds_since(begin);
-        const Verdict verdict = judge_run(in, shared.want, shared.plain, fetch_result(problem, o, lse));
-        if (!verdict.ok) return verdict.why;
-        measured.extra_memory = workspace.allocated();
-        measured.rel_rms_error = verdict.o.rel_rms;
-
-        const auto launch = [&] { variant.forward(args); };
-        if (seconds < cold_seconds) seconds = measure(launch, args.exec.stream, 1).seconds;
+    /// Times a launch that has run once. @param seconds of that run, by the host's clock
+    void time(const std::function<void()>& launch, cudaStream_t stream, double seconds, Measured& measured) const {
+        if (seconds < cold_seconds) seconds = measure(launch, stream, 1).seconds;
         if (seconds > options_.max_seconds) {
             throw Skipped("a run takes " + rough_duration(seconds) + ", more than --max-seconds allows (" +
                           rough_duration(options_.max_seconds) + ")");
         }
-        measured.times = measure(launch, args.exec.stream, repetitions(seconds)).times;
+        measured.times = measure(launch, stream, repetitions(seconds)).times;
+    }
+
+    /// Fills what is measured. @return why the outputs are wrong, which are not timed then; empty when they are right
+    std::string check_and_time(const Variant& variant, const Problem& problem, Direction, Measured& measured) {
+        const Shared& shared = shared_for(problem);
+        DeviceBuffer o(problem.q_elements() * size_of(problem.dtype));  // poisoned, and so is the next
+        DeviceBuffer lse(problem.rows() * sizeof(float));
+        Workspace workspace;
+        Forward args = forward_args(shared.inputs, o, lse, workspace);
+
+        const Clock::time_point begin = Clock::now();
+        run_forward(variant, args);
+        synchronize(args.exec.stream);
+        const double seconds = seconds_since(begin);
+        const Verdict verdict = judge_run(shared.inputs, shared.want, shared.plain, fetch_result(problem, o, lse));
+        if (!verdict.ok) return verdict.why;
+        measured.extra_memory = workspace.allocated();
+        measured.rel_rms_error = verdict.o.rel_rms;
+        time([&] { variant.forward(args); }, args.exec.stream, seconds, measured);
         return "";
     }
 
-    const Shared& shared_for(const Problem& problem) {
+    std::string check_and_time(const BackwardVariant& variant, const Problem& problem, Direction direction, Measured& measured) {
+        Shared& shared = shared_for(problem);
+        const Inputs& in = shared.inputs;
+        const std::size_t element = size_of(problem.dtype), q_bytes = problem.q_elements() * element,
+                          kv_bytes = problem.kv_elements() * element;
+        DeviceBuffer o(q_bytes), lse(problem.rows() * sizeof(float)), dq(q_bytes), dk(kv_bytes), dv(kv_bytes);  // all poisoned
+        Workspace workspace;
+        Forward forward = forward_args(in, o, lse, workspace);
+        const Clock::time_point begin_forward = Clock::now();
+        run_forward(variant, forward);
+        synchronize(forward.exec.stream);
+        double seconds = direction == Direction::both ? seconds_since(begin_forward) : 0;
+        const Result result = fetch_result(problem, o, lse);
+        if (const Verdict verdict = judge_run(in, shared.want, shared.plain, result); !verdict.ok)
+            return "the forward pass: " + verdict.why;
+        measured.saved = workspace.allocated() + lse.size();
+
+        if (!shared.backward) {
+            shared.backward.emplace();
+            shared.backward->d_o = output_gradient(problem, workbook::Options{}, nullptr);
+        }
+        BackwardSetup& setup = *shared.backward;
+        Backward backward{problem,
+                          forward.q,
+                          forward.k,
+                          forward.v,
+                          forward.o,
+                          {setup.d_o.d_o.data(), problem.q_strides()},
+                          forward.lse,
+                          {dq.data(), problem.q_strides()},
+                          {dk.data(), problem.kv_strides()},
+                          {dv.data(), problem.kv_strides()},
+                          device_,
+                          {},
+                          workspace};
+        const Clock::time_point begin = Clock::now();
+        run_backward(variant, backward);
+        synchronize(backward.exec.stream);
+        seconds += seconds_since(begin);
+        setup.kv_rows = sample_kv_rows(problem, checked_rows);
+        make_references(setup, in, shared.want.rows, result);
+        const GradientVerdict verdict = judge_run(in, setup.d_o, *setup.want, *setup.plain, fetch_gradients(problem, dq, dk, dv));
+        if (!verdict.ok) return verdict.why;
+        measured.extra_memory = workspace.allocated();
+        measured.rel_rms_error = verdict.rel_rms();
+
+        const auto launch = [&] {
+            if (direction == Direction::both) variant.forward(forward);
+            variant.backward(backward);
+        };
+        time(launch, backward.exec.stream, seconds, measured);
+        return "";
+    }
+
+    Shared& shared_for(const Problem& problem) {
         const auto key = [](Problem p) {
             p.causal = false;
             return describe(p);
         };
         if (!shared_ || key(shared_->inputs.problem) != key(problem)) {
             shared_.reset();  // free first: old and new need not fit together
-            shared_.emplace(Shared{random_inputs(problem, workbook::Options{}), std::nullopt, {}, {}});
+            shared_.emplace(Shared{random_inputs(problem, workbook::Options{}), std::nullopt, {}, {}, {}});
         }
         if (shared_->reference_is_causal != problem.causal) {
             shared_->reference_is_causal.reset();
+            shared_->backward.reset();
             Inputs& in = shared_->inputs;
             in.problem = problem;
             const std::vector<long long> rows = sample_rows(problem, checked_rows);

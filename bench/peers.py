@@ -6,6 +6,8 @@ ceilings too: a device-to-device copy and matrix products.
 Each output is compared with a float64 reference on sampled rows before it is timed. A backend that refuses a case is recorded as
 an error with PyTorch's reason; nothing falls back to another backend, and a profile of one case for each backend and type says
 which kernels ran. Inputs are random normal, layout (B, H, N, d). Times are medians of CUDA-event timings, queued without waiting.
+With --backward it times gradients instead: the backward pass alone (torch.autograd.grad on a graph that is kept), and a forward with
+the backward pass after it. dQ, dK and dV are compared with float64 likewise.
 
 Writes the JSON that Google Benchmark writes; bench/report.py reads it. Needs PyTorch 2.5 or later and a GPU.
 Exit status: 0 measured (refusals are recorded), 1 an output was wrong, another kernel ran, or the run was stopped (what was measured
@@ -14,6 +16,7 @@ is written), 2 bad option, 3 no GPU or package.
 
 import argparse
 import contextlib
+import dataclasses
 import datetime
 import importlib
 import json
@@ -32,6 +35,8 @@ from cases import DTYPES, PEERS, Case, grouped_heads, quick, sweep
 # Largest relative RMS error of a row of O. A row is an average of V with rounded weights, so its relative error is a few times
 # the type's rounding unit at every length; a wrong mask or scale is of order 1. f32 leaves room for TF32 tensor cores.
 ALLOWED = {"f32": 2e-3, "f16": 5e-3, "bf16": 3e-2}
+# Of all sampled rows of dQ, dK or dV together: single rows may cancel to nothing.
+ALLOWED_GRADIENTS = {"f32": 4e-3, "f16": 5e-3, "bf16": 4e-2}
 SDPA = {
     "torch_math": "MATH",
     "torch_flash": "FLASH_ATTENTION",
@@ -45,10 +50,10 @@ PACKAGES = {"flash_attn2": "flash_attn", "flash_attn3": "flash_attn_interface"}
 # Whose a kernel is, by its name; the first pattern that fits. cuDNN's names also hold "flash", FlashAttention-3's "flash::".
 OWNERS = (
     ("torch_cudnn", re.compile("cudnn", re.I)),
-    ("torch_efficient", re.compile("fmha_cutlass|PyTorchMemEff|AttentionKernel", re.I)),
+    ("torch_efficient", re.compile("fmha_cutlass|PyTorchMemEff|Attention(Backward)?Kernel", re.I)),
     ("torch_flash", re.compile("pytorch_flash", re.I)),
-    ("flash_attn3", re.compile("FlashAttnFwdSm90|FlashAttnFwdSm80|enable_sm90", re.I)),
-    ("flash_attn2", re.compile("flash_fwd", re.I)),
+    ("flash_attn3", re.compile("FlashAttn(Fwd|Bwd)Sm[89]0|enable_sm90", re.I)),
+    ("flash_attn2", re.compile("flash_(fwd|bwd)", re.I)),
 )
 
 torch = None  # imported by main(), so that --list and --help need no PyTorch
@@ -105,14 +110,36 @@ def launcher(backend, case, q, k, v):
     views = [x.transpose(1, 2) for x in (q, k, v)]
 
     def launch():
-        output = function(*views, causal=case.causal)
+        # Where gradients are asked for, each graph has views of its own.
+        output = function(*([x.transpose(1, 2) for x in (q, k, v)] if q.requires_grad else views), causal=case.causal)
         return (output[0] if isinstance(output, tuple) else output).transpose(1, 2)  # some versions give (O, LSE)
 
     return launch
 
 
+def task(backend, case, q, k, v):
+    """(what is timed, its checked results) of a case: a function without arguments, and O, or (dQ, dK, dV) and dO. To be called where
+    first_run() may be; what is timed is to be called within pinned(backend)."""
+    if case.direction == "fwd":
+        launch = launcher(backend, case, q, k, v)
+        return launch, first_run(backend, launch)
+    leaves = [x.detach().requires_grad_() for x in (q, k, v)]
+    forward = launcher(backend, case, *leaves)
+    output = first_run(backend, forward)
+    generator = torch.Generator(device=q.device).manual_seed(1)
+    d_o = torch.randn(output.shape, generator=generator, device=q.device, dtype=q.dtype)
+
+    def backward():
+        return torch.autograd.grad(output, leaves, d_o, retain_graph=True)
+
+    def both():
+        return torch.autograd.grad(forward(), leaves, d_o)
+
+    return (backward if case.direction == "bwd" else both), (first_run(backend, backward), d_o)
+
+
 def first_run(backend, launch):
-    """O of the first call. Raises Refused with the reasons that the backend gives."""
+    """What the first call gives. Raises Refused with the reasons that the backend gives."""
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         try:
@@ -182,6 +209,54 @@ def check(case, q, k, v, output):
     return worst
 
 
+def expected_gradients(case, q, k, v, d_o, b, kv_head, keys):
+    """Of one head of K and V in float64: dQ (heads of the group, Nq, d), and of the `keys` dK and dV (keys, d)."""
+    group, scale = case.heads // case.kv_heads, 1 / math.sqrt(case.head_dim)
+    K, V = k[b, kv_head].double(), v[b, kv_head].double()
+    dQ, dK, dV = [], 0, 0
+    for h in range(kv_head * group, (kv_head + 1) * group):
+        parts = []
+        for begin in range(0, case.seq, 1024):  # so that a few rows of S are there at a time
+            Q, dO = (x[b, h, begin:begin + 1024].double() for x in (q, d_o))
+            S = scale * Q @ K.T
+            if case.causal:
+                i = torch.arange(begin, begin + len(Q), device=q.device)
+                S.masked_fill_(torch.arange(case.kv_seq, device=q.device) > i[:, None] + case.kv_seq - case.seq, -math.inf)
+            P = torch.softmax(S, dim=-1).nan_to_num(0.0)  # a row that sees no key has no part
+            dP = dO @ V.T
+            dS = P * (dP - (P * dP).sum(dim=-1, keepdim=True))
+            parts.append(scale * dS @ K)
+            dK = dK + scale * dS[:, keys].T @ Q
+            dV = dV + P[:, keys].T @ dO
+        dQ.append(torch.cat(parts))
+    return torch.stack(dQ), dK, dV
+
+
+def check_gradients(case, q, k, v, d_o, gradients):
+    """The largest relative RMS error of dQ, dK and dV against float64, over two heads of K and V: all rows of dQ, 64 of dK and dV.
+    Raises Wrong when one is more than ALLOWED_GRADIENTS."""
+    for name, gradient, of in zip(("dQ", "dK", "dV"), gradients, (q, k, v)):
+        if tuple(gradient.shape) != tuple(of.shape) or gradient.dtype != of.dtype:
+            raise Wrong(f"{name} is {tuple(gradient.shape)} of {gradient.dtype}; expected {tuple(of.shape)} of {of.dtype}")
+    keys = torch.tensor(sorted({0, case.kv_seq - 1, *(j * 104729 % case.kv_seq for j in range(62))}), device=q.device)
+    group, errors = case.heads // case.kv_heads, {"dQ": [0.0, 0.0], "dK": [0.0, 0.0], "dV": [0.0, 0.0]}
+    for index in sorted({0, case.batch * case.kv_heads - 1}):
+        b, kv_head = divmod(index, case.kv_heads)
+        wanted = expected_gradients(case, q, k, v, d_o, b, kv_head, keys)
+        dQ, dK, dV = gradients
+        got = dQ[b, kv_head * group:(kv_head + 1) * group], dK[b, kv_head, keys], dV[b, kv_head, keys]
+        for name, want, have in zip(errors, wanted, got):
+            errors[name][0] += (have.double() - want).square().sum().item()
+            errors[name][1] += want.square().sum().item()
+    worst = 0.0
+    for name, (squares, size) in errors.items():
+        value = math.sqrt(squares / max(size, 1e-300)) if squares else 0.0
+        if not value <= ALLOWED_GRADIENTS[case.dtype]:  # also NaN
+            raise Wrong(f"relative RMS error {value:.3g} in {name}; {ALLOWED_GRADIENTS[case.dtype]:g} is allowed")
+        worst = max(worst, value)
+    return worst
+
+
 # Time -------------------------------------------------------------------------------------------------------------------------
 
 
@@ -239,12 +314,18 @@ def run_case(backend, case, tensors, options):
         torch.cuda.synchronize()
         before = torch.cuda.memory_allocated()
         torch.cuda.reset_peak_memory_stats()
-        launch = launcher(backend, case, q, k, v)
-        output = first_run(backend, launch)
+        launch, results = task(backend, case, q, k, v)
         torch.cuda.synchronize()
-        extra = torch.cuda.max_memory_allocated() - before - output.numel() * output.element_size()
-        error = check(case, q, k, v, output)
-        del output
+        extra = torch.cuda.max_memory_allocated() - before
+        if case.direction == "fwd":
+            extra -= results.numel() * results.element_size()
+            error = check(case, q, k, v, results)
+        else:  # O and dO are beside the gradients
+            gradients, d_o = results
+            extra -= sum(x.numel() * x.element_size() for x in (*gradients, d_o, d_o))
+            error = check_gradients(case, q, k, v, d_o, gradients)
+            del gradients, d_o
+        del results
         with pinned(backend):
             median, spread, n = measure(launch, options.max_seconds, options.repeats)
     except torch.OutOfMemoryError as error:
@@ -336,12 +417,13 @@ def mismatch(backend, kernels):
 
 
 def verify(done, entries, options):
-    """Profiles one case for each backend and type (the first that was timed) and labels its entry with the kernels. Where they
-    are another backend's, all entries of that backend and type become errors. After all timings: the profiler slows launches."""
-    for (backend, dtype), cases in done.items():
+    """Profiles one case for each backend, type and direction (the first that was timed) and labels its entry with the kernels. Where they
+    are another backend's, all entries of those become errors. After all timings: the profiler slows launches."""
+    for (backend, dtype, direction), cases in done.items():
         case, label = cases[0], None
         try:
-            launch = launcher(backend, case, *inputs(case, options.device))
+            tensors = inputs(case, options.device)
+            launch = launcher(backend, case, *tensors) if direction == "fwd" else task(backend, case, *tensors)[0]
             with pinned(backend):
                 kernels = profile(launch)
         except Exception as error:  # the profiler may be missing rights or a library: the times stand, without names
@@ -438,6 +520,7 @@ def parse_options(words):
     one.add_argument("--head-dim", type=size, metavar="d", help="default 128")
     one.add_argument("--dtype", choices=DTYPES, help="default bf16")
     one.add_argument("--causal", action="store_true", help="aligned to the bottom right")
+    parser.add_argument("--backward", action="store_true", help="gradients instead: of each case the backward pass alone, and both passes")
     parser.add_argument("--backends", metavar="A,B", help="of " + ", ".join(PEERS) + "; default: all that are installed")
     parser.add_argument("--no-ceilings", action="store_true", help="leave out the copy and the matrix products")
     parser.add_argument("--repeats", type=number(int, 2, 10000, "a whole number from 2 to 10000"), metavar="N",
@@ -469,6 +552,10 @@ def parse_options(words):
     options.cases += sweep() if options.sweep or not (single or options.quick or options.gqa) else []
     options.cases += grouped_heads() if options.gqa else []
     options.cases = list(dict.fromkeys(options.cases))
+    if options.backward:
+        both = ("bwd", "fwdbwd")
+        options.cases = [dataclasses.replace(case, direction=direction) for case in options.cases for direction in both]
+        asked = {dataclasses.replace(case, direction=direction) for case in asked for direction in both}
     options.plan = [(case, [backend for backend in options.backend_list
                             if case.dtype != "f32" or case in asked or backend in ("torch_math", "torch_efficient")])
                     for case in options.cases]
@@ -517,7 +604,7 @@ def run_all(options, entries, add):
             new = run_case(backend, case, tensors, options) if tensors else failed(f"peer/{backend}/{case.name()}", reason)
             add(new, f"{count}/{total}")
             if "error_occurred" not in new:
-                done.setdefault((backend, case.dtype), []).append(case)
+                done.setdefault((backend, case.dtype, case.direction), []).append(case)
         tensors = None
     verify(done, entries, options)
 

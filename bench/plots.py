@@ -80,14 +80,14 @@ def rate_axis(ax):
 
 
 def sweep_groups(results, dtype):
-    """{group: cases} of one type, one case a length: that with as many key heads as query heads and Nq = Nkv."""
+    """{group: cases} of the forward passes of one type, one case a length: that with as many key heads as query heads and Nq = Nkv."""
     groups = {}
     for group, cases in results.groups().items():
         chosen = {}
         for case in cases:
             if case.heads == case.kv_heads and case.seq == case.kv_seq and (case.seq not in chosen or case.batch > chosen[case.seq].batch):
                 chosen[case.seq] = case
-        if group[1] == dtype and chosen:
+        if group[0] == "fwd" and group[1] == dtype and chosen:
             groups[group] = list(chosen.values())
     return groups
 
@@ -154,8 +154,7 @@ def against_length(results, dtype, folder, what):
             ax.annotate("stage 01", (lengths[0], 1), xytext=(0, -3), textcoords="offset points", ha="left", va="top", fontsize=7.5)
     rate_axis(axes[0])  # the panels share it
     handles = [Line2D([], [], label=title_of(kernel), **style(results, kernel)) for kernel in kernels if kernel in shown]
-    title = "Attention forward" if drawn[0][0][0] == "fwd" else "Attention backward"
-    what_title = f"{title}: TFLOPS against length" if what == "tflops" else f"{title}: speedup over stage 01"
+    what_title = "Attention forward: " + ("TFLOPS against length" if what == "tflops" else "speedup over stage 01")
     return finish(figure, what_title, provenance(results), handles, 4, os.path.join(folder, f"{what}_{dtype}"))
 
 

@@ -27,26 +27,33 @@ std::vector<const Stage*> select(const std::vector<std::string>& ids) {
     return selected;
 }
 
+/// @param counted FLOPs that the rate is of; @param calculated FLOPs that take the time
+template <class AnyVariant>
+void print(const Gpu& gpu, const Device& device, const AnyVariant& variant, const Problem& problem, double counted, double calculated) {
+    std::cout << "  " << std::left << std::setw(28) << variant.id + " " + variant.name << std::right;
+    if (const auto reason = variant.refuses(problem, device)) {
+        std::cout << "  refused: " << *reason << "\n";
+        return;
+    }
+    const Prediction prediction = predict(gpu, variant.unit(problem.dtype), calculated, variant.movement(problem, device));
+    std::cout << std::setw(11) << significant(1e3 * prediction.seconds()) << " ms" << std::setw(10)
+              << significant(1e-12 * counted / prediction.seconds()) << " TFLOPS   bound by " << prediction.bound() << "\n";
+}
+
 void print(const Gpu& gpu, const std::vector<const Stage*>& selected, const std::vector<Problem>& problems) {
     const Device device = Device::current(&gpu);
     std::cout << "Predicted for " << gpu.name
               << " (roofline model; nothing here is measured): the least time that the FLOPs at peak rate,\n"
-              << "the bytes through HBM or the bytes through L1 take. Real kernels are slower.\n";
+              << "the bytes through HBM or the bytes through L1 take. Real kernels are slower. Backward passes stand last; their TFLOPS\n"
+              << "are 2.5 times the forward's FLOPs a second, whatever they calculate.\n";
     for (const Problem& problem : problems) {
         std::cout << "\n" << describe(problem) << "\n";
-        for (const Stage* stage : selected) {
-            for (const Variant& variant : stage->variants) {
-                std::cout << "  " << std::left << std::setw(28) << variant.id + " " + variant.name << std::right;
-                if (const auto reason = variant.refuses(problem, device)) {
-                    std::cout << "  refused: " << *reason << "\n";
-                    continue;
-                }
-                const double flops = forward_flops(problem);
-                const Prediction prediction = predict(gpu, variant.unit(problem.dtype), flops, variant.movement(problem, device));
-                std::cout << std::setw(11) << significant(1e3 * prediction.seconds()) << " ms" << std::setw(10)
-                          << significant(1e-12 * flops / prediction.seconds()) << " TFLOPS   bound by " << prediction.bound() << "\n";
-            }
-        }
+        for (const Stage* stage : selected)
+            for (const Variant& variant : stage->variants)
+                print(gpu, device, variant, problem, forward_flops(problem), forward_flops(problem));
+        for (const Stage* stage : selected)
+            for (const BackwardVariant& variant : stage->backward)
+                print(gpu, device, variant, problem, backward_flops(problem), product_flops(problem, variant.products));
     }
 }
 

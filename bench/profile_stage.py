@@ -594,6 +594,8 @@ def measure(case, settings, collector):
             raise Problem(f"{plain['variant']} {plain['name']} is {plain['status']}: {plain['reason']}")
         if plain["emulated"]:
             raise Problem(f"--programs={settings.programs}: this is the emulator; a build for a GPU is needed (preset gpu)", BAD_ARGUMENT)
+        if plain.get("direction") == "bwd":
+            raise Problem("refused: a backward pass is not profiled, because ncu would count the forward pass before it too", REFUSED)
         # The program runs its forward once for the check. Timed runs follow unless that one took longer than --max-seconds, which
         # it always does: the limit is the least time that the roofline allows.
         words = [word for n, word in enumerate(case.options)

@@ -8,8 +8,9 @@
     bench/report.py --markdown [--short] --check README.md FILE...     print a diff and exit 1 when it would change
     bench/report.py --plots DIR [--traffic profile.json] FILE...       SVG and PNG; needs matplotlib
 
-Times are medians. TFLOPS count 4 B H Nq Nkv d FLOPs, half of it when causal. "x 01" is the speedup over stage 01, "x prev" that
-over the stage (or variant) before. Exit status: 0 done, 1 --check found a difference, 2 bad file, option or missing package.
+Times are medians. TFLOPS count 4 B H Nq Nkv d FLOPs, half of it when causal; 2.5 times as much for a backward pass. "x 01" is the
+speedup over stage 01 (of a backward pass: over stage 05's standard backward), "x prev" that over the stage (or variant) before.
+Exit status: 0 done, 1 --check found a difference, 2 bad file, option or missing package.
 """
 
 import argparse
@@ -122,7 +123,9 @@ def long_markdown(results):
     yield provenance(results) + "." + (f" Ceilings measured in the same way: {ceilings_text(results)}." if results.ceilings else "")
     if stages:
         yield ""
-        yield "Stages: median time, TFLOPS, speedup over stage 01, speedup over the stage before."
+        backward = any(case.direction != "fwd" for case in results.cases())
+        yield ("Stages: median time, TFLOPS, speedup over stage 01" + (" (backward: over standard backward)" if backward else "") +
+               ", speedup over the stage before.")
     if peers:
         yield ""
         yield "Peers: median time, TFLOPS" + (", and in brackets the speed of the fastest stage in percent of theirs." if stages else ".")

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 
 from cases import PEERS, Case, parse_case
 
+DIRECTIONS = {"fwd": "", "bwd": ", backward", "fwdbwd": ", forward and backward"}  # in this order, and how titles call them
 MILLISECONDS = {"ns": 1e-6, "us": 1e-3, "ms": 1.0, "s": 1e3}
 COUNTERS = ("TFLOPS", "GB_per_s", "hbm_GB_per_s", "roofline_percent", "extra_MiB", "spread_percent", "predicted_ms", "rel_rms_error")
 ROOFS = ("bandwidth_GB_s", "l1_GB_s", "tensor_tflops", "fp32_tflops")  # a GPU's limits, in a file's context
@@ -60,7 +61,8 @@ class Results:
 
     def cases(self):
         order = {"bf16": 0, "f16": 1, "f32": 2}
-        return sorted({case for _, case in self.runs}, key=lambda c: (c.direction != "fwd", order[c.dtype], c.head_dim, c.causal, c.seq,
+        direction = list(DIRECTIONS).index
+        return sorted({case for _, case in self.runs}, key=lambda c: (direction(c.direction), order[c.dtype], c.head_dim, c.causal, c.seq,
                                                                        c.kv_seq, c.heads, c.kv_heads, c.batch))
 
     def groups(self):
@@ -75,8 +77,9 @@ class Results:
         return run if run and run.ms is not None else None
 
     def baseline(self, case):
-        """The first variant of stage 01."""
-        return next((self.timed(k, case) for k in self.stages() if k.startswith("01 ")), None)
+        """The first variant of stage 01; of backward passes that of stage 05, which is standard backward."""
+        first = "01 " if case.direction == "fwd" else "05 "
+        return next((self.timed(k, case) for k in self.stages() if k.startswith(first)), None)
 
     def previous(self, kernel, case):
         """The variant before `kernel` among those that were timed on `case`."""
@@ -215,7 +218,7 @@ def title_of(kernel):
 
 def group_title(group):
     direction, dtype, head_dim, causal = group
-    return f"{dtype}, d = {head_dim}{', causal' if causal else ''}{', backward' if direction == 'bwd' else ''}"
+    return f"{dtype}, d = {head_dim}{', causal' if causal else ''}{DIRECTIONS[direction]}"
 
 
 def provenance(results):

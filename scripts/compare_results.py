@@ -3,9 +3,9 @@
 
     scripts/compare_results.py RESULT.safetensors REFERENCE.safetensors
 
-Both must hold the same problem, shapes and types. The machines add in another order and their exp and log differ in the last
+Both must hold the same problem, tensors (o and lse; dq, dk and dv of a backward pass; or all five), shapes and types. The machines add in another order and their exp and log differ in the last
 bits, which now and then rounds a number the other way: so an element x may differ by 2 u (|x| + RMS), where RMS is that of the
-tensor and u the distance from 1 to the next number of o's type (2^-17 for float32), and the RMS of all differences may be u / 4
+tensor and u the distance from 1 to the next number of the type of o or dq (2^-17 for float32), and the RMS of all differences may be u / 4
 times RMS. NaN is never right; infinities must be equal. Needs Python alone. Exit status: 0 agree, 1 differ, 2 bad file.
 """
 
@@ -37,15 +37,22 @@ TYPES = {
 }
 
 
+# What the last forward and the last backward variant of a run leave in a file.
+RESULTS = (("o", "lse"), ("dq", "dk", "dv"))
+
+
 def read(path):
-    """The tensors o and lse as (type, shape, values), and the metadata."""
+    """The result's tensors as {name: (type, shape, values)}, and the metadata."""
     try:
         with open(path, "rb") as file:
             data = file.read()
         size = struct.unpack_from("<Q", data)[0]
         header = json.loads(data[8 : 8 + size])
         tensors = {}
-        for name in ("o", "lse"):
+        names = [name for group in RESULTS if any(name in header for name in group) for name in group]
+        if not names:
+            raise BadFile(f"{path} holds neither o and lse nor dq, dk and dv")
+        for name in names:
             entry = header[name]
             begin, end = entry["data_offsets"]
             decode, _ = TYPES[entry["dtype"]]
@@ -89,15 +96,21 @@ def main():
         (ours, about_us), (theirs, about_them) = read(sys.argv[1]), read(sys.argv[2])
         if about_us.get("problem") != about_them.get("problem"):
             raise BadFile(f"the problems differ: {about_us.get('problem')!r} and {about_them.get('problem')!r}")
-        for name in ("o", "lse"):
+        if list(ours) != list(theirs):
+            raise BadFile(f"one holds {', '.join(ours)}, the other {', '.join(theirs)}")
+        if about_us.get("d_o") != about_them.get("d_o"):
+            raise BadFile(f"dO differs: {about_us.get('d_o')!r} and {about_them.get('d_o')!r}")
+        for name in ours:
             if ours[name][:2] != theirs[name][:2]:
                 raise BadFile(f"{name} differs in type or shape: {ours[name][:2]} and {theirs[name][:2]}")
     except BadFile as error:
         print(error, file=sys.stderr)
         return 2
-    unit = max(TYPES[ours["o"][0]][1], 2.0**-17)
-    right = compare("o", ours["o"][2], theirs["o"][2], unit)
-    right &= compare("lse", ours["lse"][2], theirs["lse"][2], unit)
+    right = True
+    for name in ours:
+        of = "o" if name in ("o", "lse") else "dq"
+        unit = max(TYPES[ours[of][0]][1], 2.0**-17)
+        right &= compare(name, ours[name][2], theirs[name][2], unit)
     return 0 if right else 1
 
 

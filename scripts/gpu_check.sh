@@ -256,6 +256,11 @@ phase_bench() {
             status=1
         else
             timeout "$left" python3 bench/peers.py "${peer_sweep[@]}" --out "$results/peers.json" >"$results/peers.log" 2>&1 </dev/null || exit_status=$?
+            left=$((bench_seconds - (SECONDS - begin)))
+            if ((exit_status == 0 && left >= 1)) && [[ " ${numbers[*]} " == *' 05 '* ]]; then
+                timeout "$left" python3 bench/peers.py "${peer_sweep[@]}" --backward --no-ceilings --out "$results/peers-backward.json" \
+                    >>"$results/peers.log" 2>&1 </dev/null || exit_status=$?
+            fi
             if ((exit_status != 0)); then
                 echo "peers.py: exit status $exit_status$(if ((exit_status == 124)); then echo " (not done within --bench-seconds $bench_seconds)"; fi)"
                 tail -n 5 -- "$results/peers.log"
@@ -264,7 +269,7 @@ phase_bench() {
         fi
     fi
     files=()
-    for file in "$results"/stages.json "$results"/peers.json; do
+    for file in "$results"/stages.json "$results"/peers.json "$results"/peers-backward.json; do
         if [[ -s $file ]]; then files+=("$file"); fi
     done
     if ((${#files[@]})); then

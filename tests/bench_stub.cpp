@@ -3,6 +3,7 @@
 #include "harness.hpp"
 
 #include "attention/reference.hpp"
+#include "attention/reference_backward.hpp"
 #include "stage/device.hpp"
 #include "tensor/safetensors.hpp"
 
@@ -56,6 +57,24 @@ void attend(Forward& args, float factor) {
     std::cerr << "attend " << describe(p) << "\n";
 }
 
+/// The plain gradients, those of dK times `factor`.
+void differentiate(Backward& args, float factor) {
+    const Problem& p = args.problem;
+    const std::vector<float> q = widened(args.q, p, p.q_elements()), k = widened(args.k, p, p.kv_elements()),
+                             v = widened(args.v, p, p.kv_elements()), d_o = widened(args.d_o, p, p.q_elements());
+    const ReferenceGradients rows = plain_low_precision_backward(p, {q, k, v, d_o});
+    const auto write = [&](const TensorRef& to, const std::vector<double>& values, float times) {
+        std::vector<float> rounded(values.begin(), values.end());
+        for (float& x : rounded) x *= times;
+        const HostTensor tensor = HostTensor::from_float(p.dtype, {static_cast<long long>(values.size())}, rounded);
+        std::memcpy(to.data, tensor.bytes.data(), tensor.bytes.size());
+    };
+    write(args.dq, rows.dq, 1);
+    write(args.dk, rows.dk, factor);
+    write(args.dv, rows.dv, 1);
+    std::cerr << "differentiate " << describe(p) << "\n";
+}
+
 using Refusal = std::optional<std::string>;
 Refusal nothing(const Problem&, const Device&) { return std::nullopt; }
 Refusal no_causal(const Problem& p, const Device&) { return p.causal ? Refusal("causal: not causal is accepted") : std::nullopt; }
@@ -67,6 +86,7 @@ void too_large(Forward&) { throw Refused("workspace S needs 1 TiB and the device
 void broken(Forward&) { throw std::runtime_error("CUDA: running a kernel: an illegal memory access was encountered"); }
 Movement moved(const Problem& p, const Device&) { return naive_movement(p); }
 std::size_t workspace(const Problem&, const Device&) { return 0; }
+Movement moved_back(const Problem& p, const Device&) { return standard_backward_movement(p); }
 Unit fp32(DType) { return Unit::fp32; }
 
 }  // namespace
@@ -87,6 +107,11 @@ int main(int argc, char** argv) {
         stage.variants.push_back({"09d", "exhausted", nothing, exhausted, moved, workspace, fp32});
         stage.variants.push_back({"09e", "too_large", nothing, too_large, moved, workspace, fp32});
         stage.variants.push_back({"09f", "broken", nothing, broken, moved, workspace, fp32});
+    }
+    if (const char* factor = std::getenv("STUB_BACKWARD")) {
+        static const float times = static_cast<float>(std::atof(factor));
+        stage.backward.push_back({"09x", "back", nothing, right, true, [](Backward& args) { differentiate(args, times); }, 5, moved_back,
+                                  workspace, workspace, fp32});
     }
     if (std::getenv("STUB_REFUSES")) stage.variants[0].refuses = no_causal;
     return bench::bench_main(stage, argc, argv);

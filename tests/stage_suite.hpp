@@ -1,5 +1,6 @@
 /// @file
-/// What every stage is tested for: agreement with float64 and with the stage before, exact traffic, refusals, free strides.
+/// What every stage is tested for, forward and backward: agreement with float64 and with the stage before, exact traffic, refusals, free
+/// strides.
 #pragma once
 
 #include "attention/error.hpp"
@@ -76,6 +77,25 @@ struct TestCase {
     TestCase(const TestCase&) = delete;
 };
 
+/// Expects memory and, in emulation, traffic to be what the closed forms say.
+inline void expect_predicted(const Report& report) {
+    EXPECT_EQ(report.extra_memory, report.predicted_extra_memory);
+    EXPECT_EQ(report.saved_memory, report.predicted_saved_memory);
+    if (!report.counted) return;
+    const std::vector<TensorTraffic>& predicted = report.predicted.requested.tensors;
+    EXPECT_EQ(report.counted->size(), predicted.size());
+    for (const simt::LedgerRow& row : *report.counted) {
+        bool found = false;
+        for (const TensorTraffic& t : predicted) {
+            if (t.tensor != row.tensor) continue;
+            found = true;
+            EXPECT_EQ(static_cast<long long>(row.read.requested), t.read) << "bytes read from " << row.tensor;
+            EXPECT_EQ(static_cast<long long>(row.written.requested), t.written) << "bytes written to " << row.tensor;
+        }
+        EXPECT_TRUE(found) << row.tensor << " was touched and the closed form does not have it";
+    }
+}
+
 /// Runs a variant and expects it to be right; in emulation also that it moves exactly what the closed form says.
 inline Run expect_right(const Stage& stage, const Variant& variant, const TestCase& test) {
     SCOPED_TRACE(variant.id + ": " + describe(test.setup.inputs.problem) + ", schedule " + name(test.options.schedule));
@@ -87,21 +107,7 @@ inline Run expect_right(const Stage& stage, const Variant& variant, const TestCa
         return run;
     }
     EXPECT_EQ(run.report.status, "ok") << run.report.reason;
-    EXPECT_EQ(run.report.extra_memory, run.report.predicted_extra_memory);
-    if (run.report.counted) {
-        const std::vector<TensorTraffic>& predicted = run.report.predicted.requested.tensors;
-        EXPECT_EQ(run.report.counted->size(), predicted.size());
-        for (const simt::LedgerRow& row : *run.report.counted) {
-            bool found = false;
-            for (const TensorTraffic& t : predicted) {
-                if (t.tensor != row.tensor) continue;
-                found = true;
-                EXPECT_EQ(static_cast<long long>(row.read.requested), t.read) << "bytes read from " << row.tensor;
-                EXPECT_EQ(static_cast<long long>(row.written.requested), t.written) << "bytes written to " << row.tensor;
-            }
-            EXPECT_TRUE(found) << row.tensor << " was touched and the closed form does not have it";
-        }
-    }
+    expect_predicted(run.report);
     return run;
 }
 
@@ -184,31 +190,47 @@ inline void check_special_cases(const Tested& tested) {
     }
 }
 
-/// The problems of the seeds from `first` to `last`: how full the last blocks are, the first visible key, the heads that share, the
-/// scale, the layout, all at random. On a GPU they are larger, and a sample of the rows is compared. Stops at the first failure.
-/// @param head_dims of which the first is taken most often
-inline void check_random_problems(const Tested& tested, const std::vector<int>& head_dims, int first, int last) {
-    constexpr int longest = emulating ? 140 : 3000;
-    for (int seed = first; seed <= last && !testing::Test::HasFailure(); ++seed) {
-        std::mt19937_64 random(seed);  // its numbers are the same everywhere
+/// A problem that a seed stands for: how full the last blocks are, the first visible key, the heads that share, the scale, the layout,
+/// all at random. On a GPU it is larger.
+struct RandomProblem {
+    Problem problem;
+    int sms;  ///< tiles may depend on it
+    simt::Schedule schedule;
+
+    /// @param head_dims of which the first is taken most often
+    RandomProblem(const std::vector<DType>& types, const std::vector<int>& head_dims, int seed) {
+        constexpr int longest = emulating ? 140 : 3000;
+        std::mt19937_64 random(static_cast<std::uint64_t>(seed));  // its numbers are the same everywhere
         const auto pick = [&](int low, int high) { return low + static_cast<int>(random() % static_cast<std::uint64_t>(high - low + 1)); };
-        Problem p;
+        Problem& p = problem;
         p.batch = pick(1, 2);
         p.kv_heads = pick(1, 2);
         p.heads = p.kv_heads * pick(1, 3);
         p.seq = pick(1, pick(0, 3) ? longest : 16);  // few queries, or few keys, now and then
         p.kv_seq = pick(1, pick(0, 3) ? longest : 16);
         p.head_dim = head_dims[static_cast<std::size_t>(std::max(0, pick(-2, static_cast<int>(head_dims.size()) - 1)))];
-        p.dtype = tested.types[static_cast<std::size_t>(pick(0, static_cast<int>(tested.types.size()) - 1))];
+        p.dtype = types[static_cast<std::size_t>(pick(0, static_cast<int>(types.size()) - 1))];
         p.causal = pick(0, 2) > 0;
         p.layout = pick(0, 1) ? Layout::bnhd : Layout::bhnd;
         if (pick(0, 3) == 0) p.softmax_scale = static_cast<float>(pick(-8, 8)) / 16;
+        sms = pick(0, 2) ? 132 : 1;
+        schedule = emulating ? static_cast<simt::Schedule>(pick(0, 2)) : simt::Schedule::round_robin;
+    }
+    std::string describe(int seed) const {
+        return "seed " + std::to_string(seed) + ": " + workbook::describe(problem) + ", " + std::to_string(sms) + " SMs";
+    }
+};
+
+/// The problems of the seeds from `first` to `last`; on a GPU a sample of the rows is compared. Stops at the first failure.
+inline void check_random_problems(const Tested& tested, const std::vector<int>& head_dims, int first, int last) {
+    for (int seed = first; seed <= last && !testing::Test::HasFailure(); ++seed) {
+        const RandomProblem random(tested.types, head_dims, seed);
+        SCOPED_TRACE(random.describe(seed));
         Device device = tested.device;
-        device.sms = pick(0, 2) ? 132 : 1;  // tiles may depend on it
-        SCOPED_TRACE("seed " + std::to_string(seed) + ": " + describe(p) + ", " + std::to_string(device.sms) + " SMs");
-        TestCase test(p, static_cast<std::uint64_t>(seed), Distribution::normal, device,
-                      emulating ? std::vector<long long>{} : sample_rows(p, 128));
-        test.options.schedule = static_cast<simt::Schedule>(pick(0, 2));
+        device.sms = random.sms;
+        TestCase test(random.problem, static_cast<std::uint64_t>(seed), Distribution::normal, device,
+                      emulating ? std::vector<long long>{} : sample_rows(random.problem, 128));
+        test.options.schedule = random.schedule;
         expect_right(tested.stage, tested.variant, test);
     }
 }
@@ -342,6 +364,253 @@ inline std::string refusal(const Tested& tested, const Problem& problem, const D
         return error.what();
     }
     return "";
+}
+
+// ---- backward passes ----
+
+/// A backward variant of a stage, and what of the problems below it takes.
+struct TestedBackward {
+    const Stage& stage;
+    const BackwardVariant& variant;
+    std::vector<DType> types = {DType::f32, DType::bf16};
+    int head_dim = 32;        ///< the smallest
+    int stride_multiple = 1;  ///< of the strides that it takes, in elements
+    Device device = Device::current();
+
+    TestedBackward(const Stage& the_stage, const BackwardVariant& the_variant) : stage(the_stage), variant(the_variant) {}
+};
+
+/// A TestCase with dO and the gradients in float64.
+struct BackwardTestCase : TestCase {
+    BackwardSetup backward;
+
+    /// @param rows,kv_rows of O and dQ, and of dK and dV, to compare; empty: all
+    explicit BackwardTestCase(const Problem& problem, std::uint64_t seed = 1, Distribution dist = Distribution::normal,
+                              const Device& device = Device::current(), const std::vector<long long>& rows = {},
+                              const std::vector<long long>& kv_rows = {})
+        : TestCase(problem, seed, dist, device, rows) {
+        backward.d_o = output_gradient(problem, options, nullptr);
+        backward.kv_rows = kv_rows;
+        if (kv_rows.empty()) make_references();  // else made by the run, from its O and LSE
+    }
+    /// To be called again after the inputs were changed.
+    void make_references() {
+        const Inputs& in = setup.inputs;
+        setup.want = reference_forward(in.problem, in.q_host, in.k_host, in.v_host);
+        setup.plain = plain_low_precision_forward(in.problem, in.q_host, in.k_host, in.v_host);
+        const BackwardInputs inputs{in.q_host, in.k_host, in.v_host, backward.d_o.d_o_host};
+        backward.want = reference_backward(in.problem, inputs);
+        backward.plain = plain_low_precision_backward(in.problem, inputs);
+    }
+};
+
+/// Runs forward and backward and expects both to be right, and memory and traffic to be as predicted.
+inline BackwardRun expect_right(const Stage& stage, const BackwardVariant& variant, BackwardTestCase& test) {
+    SCOPED_TRACE(variant.id + ": " + describe(test.setup.inputs.problem) + ", schedule " + name(test.options.schedule));
+    BackwardRun run;
+    try {
+        run = run_variant(stage, variant, test.setup, test.backward);
+    } catch (const std::exception& error) {
+        ADD_FAILURE() << error.what();
+        return run;
+    }
+    EXPECT_EQ(run.report.status, "ok") << run.report.reason;
+    expect_predicted(run.report);
+    return run;
+}
+
+/// Two right gradients differ by no more than their two allowances.
+inline void expect_agreement(const BackwardRun& previous, const BackwardRun& now) {
+    if (!previous.report.gradients || !now.report.gradients) return;  // has failed already
+    const auto agree = [&](const char* name, const std::vector<float>& a, const std::vector<float>& b, const GradientErrors& of_a,
+                           const GradientErrors& of_b) {
+        const Errors difference = compare(std::vector<double>(a.begin(), a.end()), b);
+        EXPECT_TRUE(difference.clean()) << name << ": " << previous.report.label() << " against " << now.report.label();
+        EXPECT_LE(difference.max_abs, of_a.allowed + of_b.allowed) << name;
+    };
+    const GradientVerdict &a = *previous.report.gradients, &b = *now.report.gradients;
+    agree("dQ", previous.result.dq, now.result.dq, a.dq, b.dq);
+    agree("dK", previous.result.dk, now.result.dk, a.dk, b.dk);
+    agree("dV", previous.result.dv, now.result.dv, a.dv, b.dv);
+}
+
+/// Every pair of lengths, causal and not, two query heads on one key/value head.
+/// @param previous another variant of the stage, to be compared with; may be null
+inline void check_all_backward_lengths(const TestedBackward& tested, const BackwardVariant* previous, const Combination& combination) {
+    const auto [dtype, head_dim, schedule] = combination;
+    for (const auto& [seq, kv_seq] : kLengths)
+        for (const bool causal : {false, true}) {
+            const Problem problem{.batch = 1,
+                                  .heads = 2,
+                                  .kv_heads = 1,
+                                  .seq = seq,
+                                  .kv_seq = kv_seq,
+                                  .head_dim = head_dim,
+                                  .dtype = dtype,
+                                  .causal = causal};
+            BackwardTestCase test(problem, 1, Distribution::normal, tested.device);
+            test.options.schedule = schedule;
+            const BackwardRun run = expect_right(tested.stage, tested.variant, test);
+            if (previous) expect_agreement(expect_right(tested.stage, *previous, test), run);
+        }
+}
+
+/// As check_random_problems().
+inline void check_random_backward_problems(const TestedBackward& tested, const std::vector<int>& head_dims, int first, int last) {
+    for (int seed = first; seed <= last && !testing::Test::HasFailure(); ++seed) {
+        const RandomProblem random(tested.types, head_dims, seed);
+        const Problem& p = random.problem;
+        SCOPED_TRACE(random.describe(seed));
+        Device device = tested.device;
+        device.sms = random.sms;
+        const std::vector<long long> all;
+        BackwardTestCase test(p, static_cast<std::uint64_t>(seed), Distribution::normal, device, emulating ? all : sample_rows(p, 64),
+                              emulating ? all : sample_kv_rows(p, 32));
+        test.options.schedule = random.schedule;
+        expect_right(tested.stage, tested.variant, test);
+    }
+}
+
+/// The special cases of check_special_cases().
+inline void check_backward_special_cases(const TestedBackward& tested) {
+    const auto check = [&](const Problem& p, std::uint64_t seed = 1, Distribution dist = Distribution::normal) {
+        BackwardTestCase test(p, seed, dist, tested.device);
+        expect_right(tested.stage, tested.variant, test);
+    };
+    const Problem base{.batch = 2, .heads = 4, .kv_heads = 2, .seq = 70, .kv_seq = 90, .head_dim = 64};
+    for (const DType dtype : tested.types) {
+        Problem p = base;
+        p.dtype = dtype;
+        check(p);
+        p.layout = Layout::bnhd;
+        p.causal = true;
+        check(p);
+        p.kv_heads = 1;
+        check(p);
+        p.kv_heads = 4;
+        p.softmax_scale = 4.0f;  // almost all weight on one key
+        check(p);
+        p.softmax_scale = -1.0f;
+        check(p);
+        p.softmax_scale = 0.0f;  // dQ and dK are zero
+        check(p);
+        p.softmax_scale.reset();
+        check(p, 2, Distribution::outliers);
+    }
+}
+
+/// Rows that see nothing: dQ = 0, and nothing of them in dK and dV, which are numbers.
+inline void check_backward_rows_that_see_nothing(const TestedBackward& tested) {
+    const int d = tested.head_dim;
+    const Problem p{
+        .batch = 1, .heads = 2, .kv_heads = 2, .seq = 100, .kv_seq = 30, .head_dim = d, .dtype = tested.types[0], .causal = true};
+    BackwardTestCase test(p, 1, Distribution::normal, tested.device);
+    const BackwardRun run = expect_right(tested.stage, tested.variant, test);
+    ASSERT_EQ(run.result.dq.size(), 200u * d);
+    for (int i = 0; i < 70; ++i)
+        for (int c = 0; c < d; ++c) EXPECT_EQ(run.result.dq[i * d + c], 0.0f) << "row " << i << ", column " << c;
+    float* const gradients = test.backward.d_o.d_o_host.data();
+    for (int i = 0; i < 70 * d; ++i) gradients[i] *= 100;  // of rows 0 to 69 of head 0
+    upload_rounded(test.backward.d_o.d_o, p.dtype, test.backward.d_o.d_o_host);
+    const BackwardRun other = expect_right(tested.stage, tested.variant, test);
+    const Errors difference = compare_runs(run.result, other.result);
+    EXPECT_TRUE(difference.clean());
+    EXPECT_LE(difference.max_abs, 1e-4);
+}
+
+/// All logits far below zero, and LSE with them.
+inline void check_backward_very_negative_logits(const TestedBackward& tested) {
+    const Problem p{.batch = 1, .heads = 1, .kv_heads = 1, .seq = 40, .kv_seq = 50, .head_dim = tested.head_dim, .dtype = tested.types[0]};
+    BackwardTestCase test(p, 1, Distribution::normal, tested.device);
+    Inputs& in = test.setup.inputs;
+    for (float& x : in.q_host) x = 30.0f + x;
+    for (float& x : in.k_host) x = -30.0f + x;
+    upload_rounded(in.q, p.dtype, in.q_host);
+    upload_rounded(in.k, p.dtype, in.k_host);
+    test.make_references();
+    EXPECT_LT(test.setup.want.lse[0], -1000);
+    expect_right(tested.stage, tested.variant, test);
+}
+
+/// Tensors whose rows and heads have gaps between them: only what belongs to the gradients is written.
+inline void check_backward_strides_with_gaps(const TestedBackward& tested) {
+    const Problem p{.batch = 2, .heads = 2, .kv_heads = 1, .seq = 33, .kv_seq = 47, .head_dim = tested.head_dim, .dtype = tested.types[0]};
+    BackwardTestCase packed(p, 1, Distribution::normal, tested.device);
+    const BackwardRun want = expect_right(tested.stage, tested.variant, packed);
+
+    const long long gap = tested.stride_multiple, q_row = p.head_dim + 3 * gap, kv_row = p.head_dim + 5 * gap;
+    const Strides q_strides = {2 * (33 * q_row + gap) + 7 * gap, 33 * q_row + gap, q_row},
+                  kv_strides = {47 * kv_row + 9 * gap, 47 * kv_row, kv_row};
+    constexpr float kBlank = 776.0f;  // a number that every type has
+    const auto place = [&](const Strides& s, std::size_t element, int heads, int rows) {
+        const auto e = static_cast<long long>(element) / p.head_dim;
+        return static_cast<std::size_t>(e / rows / heads * s[0] + e / rows % heads * s[1] + e % rows * s[2]) + element % p.head_dim;
+    };
+    const auto spread = [&](const std::vector<float>& from, int heads, int rows, const Strides& s) {
+        std::vector<float> to(static_cast<std::size_t>(s[0]) * p.batch, NAN);
+        for (std::size_t e = 0; e < from.size(); ++e) to[place(s, e, heads, rows)] = from[e];
+        return to;
+    };
+    const auto upload = [&](std::vector<float> values) {
+        DeviceBuffer buffer(values.size() * size_of(p.dtype));
+        upload_rounded(buffer, p.dtype, values);
+        return buffer;
+    };
+    const Inputs& in = packed.setup.inputs;
+    const DeviceBuffer q = upload(spread(in.q_host, p.heads, p.seq, q_strides)),
+                       k = upload(spread(in.k_host, p.kv_heads, p.kv_seq, kv_strides)),
+                       v = upload(spread(in.v_host, p.kv_heads, p.kv_seq, kv_strides)),
+                       d_o = upload(spread(packed.backward.d_o.d_o_host, p.heads, p.seq, q_strides));
+    const std::vector<float> blank_q(static_cast<std::size_t>(q_strides[0]) * p.batch, kBlank),
+        blank_kv(static_cast<std::size_t>(kv_strides[0]) * p.batch, kBlank);
+    const DeviceBuffer o = upload(blank_q), dq = upload(blank_q), dk = upload(blank_kv), dv = upload(blank_kv);
+    DeviceBuffer lse(static_cast<std::size_t>(p.rows()) * sizeof(float));
+    Workspace workspace;
+    Forward forward{p,
+                    {q.data(), q_strides},
+                    {k.data(), kv_strides},
+                    {v.data(), kv_strides},
+                    {o.data(), q_strides},
+                    static_cast<float*>(lse.data()),
+                    tested.device,
+                    {},
+                    workspace};
+    run_forward(tested.variant, forward);
+    Backward backward{p,
+                      {q.data(), q_strides},
+                      {k.data(), kv_strides},
+                      {v.data(), kv_strides},
+                      {o.data(), q_strides},
+                      {d_o.data(), q_strides},
+                      static_cast<const float*>(lse.data()),
+                      {dq.data(), q_strides},
+                      {dk.data(), kv_strides},
+                      {dv.data(), kv_strides},
+                      tested.device,
+                      {},
+                      workspace};
+    run_backward(tested.variant, backward);
+    synchronize(nullptr);
+
+    const auto expect_same = [&](const char* name, const DeviceBuffer& buffer, const std::vector<float>& wanted, int heads, int rows,
+                                 const Strides& s) {
+        const std::size_t count = static_cast<std::size_t>(s[0]) * p.batch;
+        HostTensor tensor{p.dtype, {static_cast<long long>(count)}, std::vector<std::byte>(count * size_of(p.dtype))};
+        buffer.download(tensor.bytes.data(), tensor.bytes.size());
+        std::vector<float> got = tensor.to_float();
+        double worst = 0, size = 0;
+        for (std::size_t e = 0; e < wanted.size(); ++e) {
+            float& x = got[place(s, e, heads, rows)];
+            worst = std::max(worst, static_cast<double>(std::abs(x - wanted[e])));
+            size = std::max(size, static_cast<double>(std::abs(wanted[e])));
+            x = kBlank;
+        }
+        EXPECT_LE(worst, 1e-2 * size) << name;  // atomics add in any order, and the last bit of a 16-bit type may differ
+        EXPECT_EQ(std::count(got.begin(), got.end(), kBlank), static_cast<long long>(got.size())) << name << " was written in a gap";
+    };
+    expect_same("dQ", dq, want.result.dq, p.heads, p.seq, q_strides);
+    expect_same("dK", dk, want.result.dk, p.kv_heads, p.kv_seq, kv_strides);
+    expect_same("dV", dv, want.result.dv, p.kv_heads, p.kv_seq, kv_strides);
 }
 
 }  // namespace workbook

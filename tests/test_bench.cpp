@@ -144,10 +144,24 @@ TEST(BenchNames, ComeBackAsTheyWere) {
     }
 }
 
+TEST(BenchNames, SayTheDirection) {
+    const Problem p = gqa_case();
+    const std::string text = case_name({"step05", "recompute", p, Direction::backward});
+    EXPECT_EQ(text, "step05/recompute/bwd/bf16/d128/causal/B4_H32_KV8_N4096");
+    EXPECT_EQ(parse_case_name(text).direction, Direction::backward);
+    const std::string both = case_name({"step05", "recompute", p, Direction::both});
+    EXPECT_EQ(both, "step05/recompute/fwdbwd/bf16/d128/causal/B4_H32_KV8_N4096");
+    EXPECT_EQ(case_name(parse_case_name(both)), both);
+    EXPECT_EQ(flops(p, Direction::forward), forward_flops(p));
+    EXPECT_EQ(flops(p, Direction::backward), 2.5 * forward_flops(p));
+    EXPECT_EQ(flops(p, Direction::both), 3.5 * forward_flops(p));
+    expect_complaint([] { parse_case_name("step01/naive/back/f32/d64/full/B1_H1_N1"); }, {"fwd, bwd or fwdbwd"});
+}
+
 TEST(BenchNames, RefusesOthers) {
     for (const char* text :
          {"", "step01", "step01/naive", "/naive/fwd/f32/d64/full/B1_H1_N1", "step01//fwd/f32/d64/full/B1_H1_N1",
-          "step01/naive/bwd/f32/d64/full/B1_H1_N1", "step01/naive/fwd/fp8/d64/full/B1_H1_N1", "step01/naive/fwd/f32/64/full/B1_H1_N1",
+          "step01/naive/back/f32/d64/full/B1_H1_N1", "step01/naive/fwd/fp8/d64/full/B1_H1_N1", "step01/naive/fwd/f32/64/full/B1_H1_N1",
           "step01/naive/fwd/f32/d0/full/B1_H1_N1", "step01/naive/fwd/f32/d64/masked/B1_H1_N1", "step01/naive/fwd/f32/d64/full/B_H1_N1",
           "step01/naive/fwd/f32/d64/full/B1_H-1_N1", "step01/naive/fwd/f32/d64/full/B1_H1", "step01/naive/fwd/f32/d64/full/B1_H1_N1_M",
           "step01/naive/fwd/f32/d64/full/B1_H1_N99999999999", "step01/naive/fwd/f32/d64/full/B1_H1_N1/manual_time"}) {
@@ -208,6 +222,12 @@ TEST(BenchCounters, AreWhatTheyAreCalled) {
     got = numbers();
     EXPECT_NEAR(got.at("predicted_ms"), 0.5, 1e-9);
     EXPECT_NEAR(got.at("roofline_percent"), 25, 1e-9);
+
+    m.saved = 1 << 19;
+    m.movement = {};
+    got = numbers();
+    EXPECT_DOUBLE_EQ(got.at("saved_MiB"), 0.5);
+    EXPECT_FALSE(got.count("GB_per_s")) << "nothing is predicted to move";
 
     m.times = {0, 0};
     EXPECT_FALSE(complaint([&] { counters(m); }).empty());

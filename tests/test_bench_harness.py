@@ -40,6 +40,26 @@ class Harness(unittest.TestCase):
             content = json.load(file, object_pairs_hook=unique)
         return content["context"], {case["name"]: case for case in content["benchmarks"]}
 
+    def test_a_backward_variant_has_two_cases(self):
+        _, cases = self.results(*SMALL, STUB_BACKWARD="1", STUB_SECONDS="0.002")
+        shape = NAME.removeprefix("fwd/")
+        self.assertEqual(list(cases), [f"step09/right/{NAME}", f"step09/back/bwd/{shape}", f"step09/back/fwdbwd/{shape}"])
+        forward = 0.5 * 4 * 2 * 4 * 33 * 50 * 16
+        alone, both = cases[f"step09/back/bwd/{shape}"], cases[f"step09/back/fwdbwd/{shape}"]
+        self.assertAlmostEqual(alone["TFLOPS"], 2.5 * forward / 0.002 / 1e12)
+        self.assertAlmostEqual(both["TFLOPS"], 3.5 * forward / 0.002 / 1e12)
+        self.assertAlmostEqual(alone["saved_MiB"], 1 + 2 * 4 * 33 * 4 / 2**20)  # the stub's workspace, and LSE
+        self.assertIn("predicted_ms", alone)
+        self.assertNotIn("predicted_ms", both)
+        self.assertLess(alone["rel_rms_error"], 0.02)
+
+    def test_wrong_gradients_are_not_timed(self):
+        _, cases = self.results(*SMALL, STUB_BACKWARD="1.5", status=1)
+        for direction in ("bwd", "fwdbwd"):
+            case = cases[f"step09/back/{direction}/" + NAME.removeprefix("fwd/")]
+            self.assertTrue(case["error_occurred"])
+            self.assertIn("wrong: dK: ", case["error_message"])
+
     def test_a_right_case_has_its_numbers(self):
         context, cases = self.results(*SMALL, WORKBOOK_COMMAND="as \"typed\"", STUB_SECONDS="0.002")
         self.assertEqual(context["gpu"], "NVIDIA H200")

@@ -98,6 +98,107 @@ TEST(Cost, OnlineSoftmaxIsNaiveWithoutScoresAndWeights) {
     }
 }
 
+TEST(Cost, BackwardFlopsAreFiveProducts) {
+    const Problem p{.batch = 2, .heads = 3, .kv_heads = 3, .seq = 10, .kv_seq = 20, .head_dim = 8};
+    EXPECT_EQ(product_flops(p, 1), 2.0 * 2 * 3 * 10 * 20 * 8);
+    EXPECT_EQ(product_flops(p, 2), forward_flops(p));
+    EXPECT_EQ(backward_flops(p), 2.5 * forward_flops(p));
+    Problem causal = p;
+    causal.causal = true;
+    EXPECT_EQ(backward_flops(causal), backward_flops(p) / 2);
+}
+
+TEST(Cost, StandardBackwardCountsEveryAccess) {
+    for (const Problem& p : problems) {
+        const long long es = size_of(p.dtype), row_bytes = p.head_dim * es;
+        Counter count;
+        for (long long row = 0; row < p.rows(); ++row) {
+            count.read("O", row_bytes);  // D
+            count.read("dO", row_bytes);
+            count.write("D", 4);
+            count.read("dO", row_bytes);  // dP, of which a row stays in registers
+            count.read("D", 32 * 4);      // dS
+            count.write("dQ", row_bytes);
+            for (int j = 0; j < p.kv_seq; ++j) {
+                count.read("V", row_bytes);  // dP
+                count.write("dP", es);
+                count.read("P", es);  // dS
+                count.read("dP", es);
+                count.write("dS", es);
+                count.read("dS", es);  // dQ
+                count.read("K", row_bytes);
+                count.read("P", es);  // dV
+                count.read("dO", row_bytes);
+                count.read("dS", es);  // dK
+                count.read("Q", row_bytes);
+            }
+        }
+        count.write("dK", p.kv_elements() * es);
+        count.write("dV", p.kv_elements() * es);
+        const Movement movement = standard_backward_movement(p);
+        expect_equal(count, movement.requested);
+        EXPECT_EQ(names(movement.dram), names(movement.requested));
+        EXPECT_EQ(movement.dram.tensors[6].read, 2 * p.rows() * p.kv_seq * es);  // P: for dS and for dV
+    }
+}
+
+TEST(Cost, RecomputeBackwardCountsEveryVisit) {
+    for (Problem p : problems)
+        for (const bool causal : {false, true})
+            for (const Tiles& tiles : {Tiles{1, 1}, Tiles{2, 4}, Tiles{4, 3}, Tiles{16, 64}})
+                for (const DqBy dq : {DqBy::atomics, DqBy::own_pass}) {
+                    p.causal = causal;
+                    SCOPED_TRACE(describe(p) + " Br=" + std::to_string(tiles.Br) + " Bc=" + std::to_string(tiles.Bc));
+                    const long long es = size_of(p.dtype), row_bytes = p.head_dim * es;
+                    const auto sees = [&](int i, int j) { return j < p.visible_keys(i); };
+                    Counter count;
+                    count.read("O", p.q_elements() * es);
+                    count.read("dO", p.q_elements() * es);
+                    count.write("D", p.rows() * 4);
+                    if (dq == DqBy::atomics) count.write("dQ_acc", p.q_elements() * 4);
+                    count.read("K", p.kv_elements() * es);
+                    count.read("V", p.kv_elements() * es);
+                    for (long long head = 0; head < static_cast<long long>(p.batch) * p.heads; ++head)
+                        for (int j0 = 0; j0 < p.kv_seq; j0 += tiles.Bc)
+                            for (int i0 = 0; i0 < p.seq; i0 += tiles.Br) {
+                                const int end = std::min(i0 + tiles.Br, p.seq);
+                                if (!sees(end - 1, j0)) continue;
+                                for (int i = i0; i < end; ++i) {
+                                    count.read("Q", row_bytes);
+                                    count.read("dO", row_bytes);
+                                    count.read("LSE", 16 * 4);
+                                    count.read("D", 16 * 4);
+                                    if (dq == DqBy::own_pass) continue;
+                                    count.read("dQ_acc", p.head_dim * 4);
+                                    count.write("dQ_acc", p.head_dim * 4);
+                                }
+                            }
+                    if (dq == DqBy::atomics) count.read("dQ_acc", p.q_elements() * 4);
+                    if (dq == DqBy::own_pass)
+                        for (long long head = 0; head < static_cast<long long>(p.batch) * p.heads; ++head)
+                            for (int i0 = 0; i0 < p.seq; i0 += tiles.Br) {
+                                const int end = std::min(i0 + tiles.Br, p.seq);
+                                if (!sees(end - 1, 0)) continue;
+                                count.read("Q", (end - i0) * row_bytes);
+                                count.read("dO", (end - i0) * row_bytes);
+                                count.read("LSE", (end - i0) * 16 * 4);
+                                count.read("D", (end - i0) * 16 * 4);
+                                for (int j0 = 0; j0 < p.kv_seq && sees(end - 1, j0); j0 += tiles.Bc) {
+                                    count.read("K", (std::min(j0 + tiles.Bc, p.kv_seq) - j0) * row_bytes);
+                                    count.read("V", (std::min(j0 + tiles.Bc, p.kv_seq) - j0) * row_bytes);
+                                }
+                            }
+                    count.write("dQ", p.q_elements() * es);
+                    count.write("dK", p.kv_elements() * es);
+                    count.write("dV", p.kv_elements() * es);
+                    const Movement movement = recompute_backward_movement(p, tiles, 16, dq);
+                    expect_equal(count, movement.requested);
+                    EXPECT_EQ(names(movement.dram), names(movement.requested));
+                }
+    EXPECT_THROW(recompute_backward_movement(problems[0], {0, 4}, 16, DqBy::atomics), InvalidArgument);
+    EXPECT_THROW(recompute_backward_movement(problems[0], {4, 0}, 16, DqBy::own_pass), InvalidArgument);
+}
+
 TEST(Cost, Flash1MovesWhatAlgorithm1Moves) {
     for (const Problem& p : problems) {
         const long long es = size_of(p.dtype);

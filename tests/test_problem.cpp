@@ -1,5 +1,7 @@
 #include "attention/problem.hpp"
 
+#include "attention/mask.hpp"
+
 #include <gtest/gtest.h>
 
 #include <climits>
@@ -149,6 +151,20 @@ TEST(Problem, WordsOfTypesAndLayouts) {
     EXPECT_EQ(message(parse_dtype, "float16"), "dtype = \"float16\": accepted are f32, f16 and bf16");
     EXPECT_PRED_FORMAT2(IsSubstring, "dtype = \"\"", message(parse_dtype, ""));
     EXPECT_PRED_FORMAT2(IsSubstring, "layout = \"BHND\": accepted are bhnd", message(parse_layout, "BHND"));
+}
+
+TEST(Mask, RowsAndKeysSeeEachOther) {
+    for (const auto& [seq, kv_seq] : {std::pair{5, 5}, {3, 8}, {8, 3}, {1, 4}})
+        for (const bool causal : {false, true}) {
+            const Problem p{.seq = seq, .kv_seq = kv_seq, .causal = causal};
+            const Mask mask(p);
+            for (int i = 0; i < seq; ++i) EXPECT_EQ(mask.visible(i, kv_seq), p.visible_keys(i));
+            for (int j = 0; j < kv_seq; ++j)
+                for (int i = 0; i < seq; ++i) {
+                    EXPECT_EQ(mask.hides(i, j), j >= p.visible_keys(i));
+                    EXPECT_EQ(i < mask.first_row(j), mask.hides(i, j)) << "row " << i << ", key " << j;
+                }
+        }
 }
 
 }  // namespace

@@ -85,6 +85,9 @@ class Cases(unittest.TestCase):
         self.assertEqual(FULL.flops(), 4 * 16 * 16 * 1024 * 1024 * 128)
         self.assertEqual(cases.Case(1, 2, 1, 3, 5, 7, "f32", True).flops(), 4 * 2 * 3 * 5 * 7 / 2)
         self.assertEqual(cases.Case(1, 2, 2, 3, 5, 7, "f32", False, "bwd").flops(), 2.5 * 4 * 2 * 3 * 5 * 7)
+        self.assertEqual(cases.Case(1, 2, 2, 3, 5, 7, "f32", True, "fwdbwd").flops(), 3.5 * 2 * 2 * 3 * 5 * 7)
+        # Q, O, dO, dQ of 2 * 3 rows and K, V, dK, dV of 2 * 5, each of 7 elements; LSE.
+        self.assertEqual(cases.Case(1, 2, 2, 3, 5, 7, "f16", True, "bwd").compulsory_bytes(), 2 * (4 * 6 + 4 * 10) * 7 + 4 * 6)
 
     def test_compulsory_bytes(self):
         case = cases.Case(2, 6, 3, 5, 7, 8, "bf16", False)
@@ -342,6 +345,24 @@ class Peers(unittest.TestCase):
         self.assertEqual(self.run_peers("--seq", "7", "--kv-seq", "9", "--dtype", "f32", "--list", "--backends", "torch_cudnn").stdout,
                          "peer/torch_cudnn/fwd/f32/d128/full/B1_H16_N7_M9\n")
 
+    def test_backward_cases_come_in_pairs(self):
+        self.assertEqual(self.run_peers("--gqa", "--backward", "--list", "--backends", "torch_flash").stdout,
+                         "peer/torch_flash/bwd/bf16/d128/causal/B4_H32_KV8_N4096\n"
+                         "peer/torch_flash/fwdbwd/bf16/d128/causal/B4_H32_KV8_N4096\n")
+        names = self.run_peers("--backward", "--list").stdout.splitlines()
+        self.assertEqual(len(names), 2 * (24 * 6 + 24 * 2 + 6))
+        self.assertEqual(len(self.run_peers("--seq", "7", "--dtype", "f32", "--backward", "--list").stdout.splitlines()), 12)
+
+    def test_backward_kernels_tell_the_backend(self):
+        for backend, kernel in {
+            "torch_flash": "void pytorch_flash::flash_bwd_dq_dk_dv_loop_seqk_parallel_kernel<3>(pytorch_flash::Flash_bwd_params)",
+            "torch_efficient": "fmha_cutlassB_bf16_aligned_64x64_k128_sm80(PyTorchMemEffAttention::AttentionBackwardKernel<bf16>::Params)",
+            "torch_cudnn": "cudnn_generated_fort_native_sdpa_sm90_flash_bprop_wgmma_f16_knob_3_kernel0_0",
+            "flash_attn2": "void flash_bwd_dq_dk_dv_loop_seqk_parallel_kernel<Flash_bwd_kernel_traits<128> >(Flash_bwd_params)",
+            "flash_attn3": "void cutlass::device_kernel<flash::enable_sm90<flash::FlashAttnBwdSm90<flash::Mainloop<2> > > >(Params)",
+        }.items():
+            self.assertEqual(peers.owner([kernel]), backend)
+
     def test_bad_options(self):
         for words, named in ((["--seq", "0"], '"0"'), (["--heads", "x"], '"x"'), (["--heads", "6", "--kv-heads", "4"], "divisors"),
                              (["--dtype", "fp8"], "fp8"), (["--backends", "a"], '"a"'), (["--max-seconds", "nan"], '"nan"'),
@@ -396,7 +417,7 @@ class Peers(unittest.TestCase):
         other = cases.Case(16, 16, 16, 1024, 1024, 128, "bf16", True)
         names = {backend: [f"peer/{backend}/{case.name()}" for case in (FULL, other)] for backend in ("torch_flash", "torch_efficient")}
         entries = [peers.timed(name, 1.0, 0.0, 10, TFLOPS=1.0) for both in names.values() for name in both]
-        done = {(backend, "bf16"): [FULL, other] for backend in names}
+        done = {(backend, "bf16", "fwd"): [FULL, other] for backend in names}
         options = mock.Mock(wrong=0)
         own = {"torch_flash": "void pytorch_flash::flash_fwd_kernel<3>(int)", "torch_efficient": "cudnn_generated_sdpa"}
         with mock.patch.multiple(peers, inputs=lambda *_: (1, 2, 3), launcher=lambda backend, *_: backend, progress=lambda _: None,

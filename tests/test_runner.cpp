@@ -434,7 +434,7 @@ TEST_F(Runner, TamperedResultIsRejected) {
     expect_rejected(small + std::vector<std::string>{"--against", before}, "tensor lse is missing; the file holds o");
     f.tensors["lse"] = HostTensor::from_float(DType::f32, {1, 40, 1}, lse.to_float());
     write_safetensors(before, f);
-    expect_rejected(small + std::vector<std::string>{"--against", before}, "lse f32 (1, 40, 1)");
+    expect_rejected(small + std::vector<std::string>{"--against", before}, "lse is f32 (1, 40, 1)");
     f.tensors["lse"] = lse;
     f.metadata["time_ms"] = "soon";
     write_safetensors(before, f);

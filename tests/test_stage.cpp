@@ -135,6 +135,89 @@ TEST_F(RunForward, HoldsTheLaunchToTheDevicesSharedMemory) {
     EXPECT_THROW(run_forward(greedy, forward), simt::Error);
 }
 
+/// A valid backward launch of B=1 Hq=2 Hkv=1 Nq=3 Nkv=5 d=4, to be spoilt. The variant does nothing.
+class RunBackward : public RunForward {
+protected:
+    BackwardVariant variant_{.id = "90x",
+                             .name = "idle",
+                             .refuses = [](const Problem& p, const Device&) -> std::optional<std::string> {
+                                 if (p.causal) return "causal is not done";
+                                 return std::nullopt;
+                             },
+                             .forward = [](Forward&) {},
+                             .any_forward = true,
+                             .backward = [](Backward&) {},
+                             .products = 5,
+                             .movement = [](const Problem& p, const Device&) { return standard_backward_movement(p); },
+                             .saved_bytes = [](const Problem&, const Device&) -> std::size_t { return 0; },
+                             .workspace_bytes = [](const Problem&, const Device&) -> std::size_t { return 0; },
+                             .unit = [](DType) { return Unit::fp32; }};
+
+    Backward backward() {
+        const Forward f = args();
+        return {problem_,
+                f.q,
+                f.k,
+                f.v,
+                f.o,
+                {d_o_.data(), problem_.q_strides()},
+                f.lse,
+                {dq_.data(), problem_.q_strides()},
+                {dk_.data(), problem_.kv_strides()},
+                {dv_.data(), problem_.kv_strides()},
+                device_,
+                {},
+                workspace_};
+    }
+    template <class Error = InvalidArgument>
+    void expect_error(const std::function<void(Backward&)>& spoil, const std::string& message) {
+        Backward args = backward();
+        spoil(args);
+        try {
+            run_backward(variant_, args);
+            ADD_FAILURE() << "accepted; expected: " << message;
+        } catch (const Error& error) {
+            EXPECT_NE(std::string(error.what()).find(message), std::string::npos) << error.what();
+        }
+    }
+
+    DeviceBuffer d_o_{1024}, dq_{1024}, dk_{1024}, dv_{1024};
+};
+
+TEST_F(RunBackward, AcceptsWhatIsRight) {
+    Backward args = backward();
+    run_backward(variant_, args);
+    EXPECT_EQ(args.exec.shared_memory_limit, device_.shared_memory_per_block);
+}
+
+TEST_F(RunBackward, NamesTheVariantThatRefuses) {
+    expect_error<Refused>([](Backward& b) { b.problem.causal = true; }, "90x idle: causal is not done");
+    expect_error([](Backward& b) { b.problem.kv_heads = 3; }, "kv_heads = 3");
+    Forward forward = args();
+    forward.problem.causal = true;
+    EXPECT_THROW(run_forward(variant_, forward), Refused);
+}
+
+TEST_F(RunBackward, ChecksEveryTensor) {
+    expect_error([](Backward& b) { b.o.data = nullptr; }, "O is a null pointer");
+    expect_error([](Backward& b) { b.d_o.data = nullptr; }, "dO is a null pointer");
+    expect_error([](Backward& b) { b.lse = nullptr; }, "LSE is a null pointer");
+    expect_error([](Backward& b) { b.dv.data = nullptr; }, "dV is a null pointer");
+    expect_error([&](Backward& b) { b.dk.data = at(dk_, 2); }, "its element size, 4 bytes");
+    expect_error([](Backward& b) { b.d_o.strides[2] = 3; }, "dO has a row stride of 3 elements; at least head_dim=4");
+    expect_error([](Backward& b) { b.dq.strides[1] = 0; }, "dQ overlaps itself");
+}
+
+TEST_F(RunBackward, RejectsOutputsOnTopOfOthers) {
+    expect_error([](Backward& b) { b.dq.data = b.q.data; }, "dQ shares memory with Q");
+    expect_error([](Backward& b) { b.dv.data = b.d_o.data; }, "dV shares memory with dO");
+    expect_error([](Backward& b) { b.dk.data = const_cast<float*>(b.lse); }, "dK shares memory with LSE");
+    expect_error([](Backward& b) { b.dv.data = b.dk.data; }, "dV shares memory with dK");
+    Backward shared = backward();
+    shared.d_o = shared.o;  // inputs may
+    run_backward(variant_, shared);
+}
+
 TEST(Workspace, KeepsBuffersByNameAndPoisonsThem) {
     try {
         Device::current();

@@ -214,6 +214,78 @@ Verdict judge(const Problem& problem, const ReferenceRows& want, const Reference
     return verdict;
 }
 
+double GradientVerdict::max_abs() const { return std::max({dq.errors.max_abs, dk.errors.max_abs, dv.errors.max_abs}); }
+double GradientVerdict::rel_rms() const { return std::max({dq.errors.rel_rms, dk.errors.rel_rms, dv.errors.rel_rms}); }
+
+GradientVerdict judge_gradients(const Problem& problem, const ReferenceGradients& want, const ReferenceGradients& plain,
+                                const GradientResult& got) {
+    check(problem);
+    if (want.rows.empty() || want.kv_rows.empty()) throw InvalidArgument("want has no rows; accepted is 1 or more");
+    if (want.rows != plain.rows || want.kv_rows != plain.kv_rows)
+        throw InvalidArgument("plain.rows differ from want.rows: both must be computed for the same rows");
+    const int d = problem.head_dim;
+    const double slack = 2 * unit_roundoff(problem.dtype) + 5e-6 + 0x1p-22 * want.logits;
+    GradientVerdict verdict;
+
+    const auto judge_one = [&](const char* name, const std::vector<long long>& rows, const Strides& strides, int heads, int length,
+                               long long elements, const std::vector<double>& wanted, const std::vector<double>& scale,
+                               const std::vector<double>& by_plain, const std::vector<float>& values,
+                               const std::vector<unsigned char>& poisoned, GradientErrors& out) {
+        const long long count = static_cast<long long>(rows.size());
+        const std::string tensor(name);
+        check_size(("want." + tensor).c_str(), wanted.size(), count * d);
+        check_size(("the scale of want." + tensor).c_str(), scale.size(), count * d);
+        check_size(("plain." + tensor).c_str(), by_plain.size(), count * d);
+        check_size(("got." + tensor).c_str(), values.size(), elements);
+        if (!poisoned.empty()) check_size((tensor + "_poisoned").c_str(), poisoned.size(), elements);
+        Selection run{std::vector<float>(count * d), std::vector<unsigned char>(count * d, 0)};
+        for (long long r = 0; r < count; ++r) {
+            const long long row = rows[r],
+                            at = row / length / heads * strides[0] + row / length % heads * strides[1] + row % length * strides[2];
+            std::copy_n(values.begin() + at, d, run.got.begin() + r * d);
+            if (!poisoned.empty()) std::copy_n(poisoned.begin() + at, d, run.poisoned.begin() + r * d);
+        }
+        const Errors plain_errors = compare(wanted, std::vector<float>(by_plain.begin(), by_plain.end()));
+        const Size size = size_of_finite(wanted), noise = size_of_finite(scale);
+        out.errors = compare(wanted, run.got, run.poisoned);
+        out.allowed = 2 * plain_errors.max_abs + slack * std::max(size.most, noise.most);
+        out.rms_allowed = 2 * plain_errors.rel_rms + slack * (noise.rms > size.rms ? noise.rms / size.rms : 1);
+        const auto element = [&](long long e) {
+            const long long row = rows[e / d];
+            return tensor + "(" + std::to_string(row / length / heads) + ", " + std::to_string(row / length % heads) + ", " +
+                   std::to_string(row % length) + ", " + std::to_string(e % d) + ")";
+        };
+        const std::string what = complaint({name, wanted, run, out.errors, element}, out.allowed, out.rms_allowed);
+        if (!what.empty()) verdict.why += (verdict.why.empty() ? "" : "; ") + what;
+    };
+    judge_one("dQ", want.rows, problem.q_strides(), problem.heads, problem.seq, problem.q_elements(), want.dq, want.dq_scale, plain.dq,
+              got.dq, got.dq_poisoned, verdict.dq);
+    judge_one("dK", want.kv_rows, problem.kv_strides(), problem.kv_heads, problem.kv_seq, problem.kv_elements(), want.dk, want.dk_scale,
+              plain.dk, got.dk, got.dk_poisoned, verdict.dk);
+    judge_one("dV", want.kv_rows, problem.kv_strides(), problem.kv_heads, problem.kv_seq, problem.kv_elements(), want.dv, want.dv_scale,
+              plain.dv, got.dv, got.dv_poisoned, verdict.dv);
+    verdict.ok = verdict.why.empty();
+    return verdict;
+}
+
+Errors compare_runs(const GradientResult& previous, const GradientResult& got) {
+    std::vector<double> want;
+    std::vector<float> now;
+    std::vector<unsigned char> poisoned;
+    const auto append = [&](const std::vector<float>& before, const std::vector<float>& after,
+                            const std::vector<unsigned char>& flags_before, const std::vector<unsigned char>& flags_after) {
+        check_size("got", after.size(), static_cast<long long>(before.size()));
+        want.insert(want.end(), before.begin(), before.end());
+        now.insert(now.end(), after.begin(), after.end());
+        for (std::size_t e = 0; e < before.size(); ++e)
+            poisoned.push_back((!flags_before.empty() && flags_before[e]) || (!flags_after.empty() && flags_after[e]));
+    };
+    append(previous.dq, got.dq, previous.dq_poisoned, got.dq_poisoned);
+    append(previous.dk, got.dk, previous.dk_poisoned, got.dk_poisoned);
+    append(previous.dv, got.dv, previous.dv_poisoned, got.dv_poisoned);
+    return compare(want, now, poisoned);
+}
+
 Errors compare_runs(const Result& previous, const Result& got) {
     const std::vector<double> want(previous.o.begin(), previous.o.end());
     std::vector<unsigned char> poisoned(want.size(), 0);

@@ -3,6 +3,7 @@
 #pragma once
 
 #include "attention/reference.hpp"
+#include "attention/reference_backward.hpp"
 
 #include <span>
 #include <string>
@@ -66,6 +67,39 @@ struct Result {
 /// @param plain plain_low_precision_forward() on the same rows as `want`
 /// @throws InvalidArgument when sizes or rows do not agree with the problem or with each other
 Verdict judge(const Problem& problem, const ReferenceRows& want, const ReferenceRows& plain, const Result& got);
+
+/// Errors of one gradient, and what they may be.
+struct GradientErrors {
+    Errors errors;
+    double allowed = 0;      ///< on errors.max_abs
+    double rms_allowed = 0;  ///< on errors.rel_rms
+};
+
+/// Errors of the gradients of one run.
+struct GradientVerdict {
+    GradientErrors dq, dk, dv;
+    bool ok = false;
+    std::string why;  ///< as in Verdict, with dQ(b, h, i, c), dK(b, h, j, c) and dV(b, h, j, c)
+
+    double max_abs() const;  ///< the largest of the three
+    double rel_rms() const;  ///< the largest of the three
+};
+
+/// Gradients as a run left them, widened to float and packed in problem.layout.
+struct GradientResult {
+    std::vector<float> dq, dk, dv;
+    std::vector<unsigned char> dq_poisoned, dk_poisoned, dv_poisoned;  ///< one flag an element; may be empty
+};
+
+/// Judges gradients as judge() judges O: each of the three may have twice the error of a plain backward pass in the problem's type,
+/// plus `slack` times its size, with the same slack (L is want.logits).
+/// @param plain plain_low_precision_backward() on the same rows as `want`
+/// @throws InvalidArgument when sizes or rows do not agree with the problem or with each other
+GradientVerdict judge_gradients(const Problem& problem, const ReferenceGradients& want, const ReferenceGradients& plain,
+                                const GradientResult& got);
+
+/// Errors of dQ, dK and dV together between two runs of one problem in one layout. @throws InvalidArgument when the sizes differ
+Errors compare_runs(const GradientResult& previous, const GradientResult& got);
 
 /// Errors of O between two runs of one problem in one layout (the present stage against the one before). An element that
 /// either run left unwritten counts as unwritten.

@@ -24,6 +24,16 @@ struct Sizes {
           pairs(p.rows() * p.kv_seq) {}
 };
 
+/// How many (block of keys, query row) pairs a backward pass visits, over all query heads, where a head has `end` rows.
+long long visited_rows(const Problem& problem, const Tiles& tiles, long long end) {
+    long long visits = 0;
+    for (int j0 = 0; j0 < problem.kv_seq; j0 += tiles.Bc) {
+        const long long first = problem.causal ? std::max(0LL, static_cast<long long>(j0) - problem.kv_seq + problem.seq) : 0;
+        visits += std::max(0LL, end - first / tiles.Br * tiles.Br);
+    }
+    return visits * problem.batch * problem.heads;
+}
+
 }  // namespace
 
 long long Traffic::read() const {
@@ -42,6 +52,10 @@ double forward_flops(const Problem& problem) {
     const double flops = 4.0 * static_cast<double>(problem.rows()) * problem.kv_seq * problem.head_dim;
     return problem.causal ? flops / 2 : flops;
 }
+
+double product_flops(const Problem& problem, int products) { return 0.5 * products * forward_flops(problem); }
+
+double backward_flops(const Problem& problem) { return product_flops(problem, 5); }
 
 Movement naive_movement(const Problem& problem) {
     check(problem);
@@ -144,6 +158,119 @@ long long visited_tiles(const Problem& problem, const Tiles& tiles, bool skip) {
     long long visited = 0;
     for (int i0 = 0; i0 < problem.seq; i0 += tiles.Br) visited += visited_keys(problem, tiles, skip, i0) / tiles.Bc;
     return visited;
+}
+
+Movement standard_backward_movement(const Problem& problem) {
+    check(problem);
+    const Sizes n(problem);
+    constexpr long long lanes = 32;
+    const long long q = n.q * n.es, kv = n.kv * n.es, square = n.pairs * n.es;
+    const long long each_pair = n.pairs * n.d * n.es;  // a row of d elements for each (row, key)
+    return {.requested = {{
+                {"Q", each_pair, 0},
+                {"K", each_pair, 0},
+                {"V", each_pair, 0},
+                {"O", q, 0},
+                {"dO", 2 * q + each_pair, 0},
+                {"D", lanes * n.rows * f32_bytes, n.rows * f32_bytes},
+                {"P", 2 * square, 0},
+                {"dP", square, square},
+                {"dS", 2 * square, square},
+                {"dQ", 0, q},
+                {"dK", 0, kv},
+                {"dV", 0, kv},
+            }},
+            .dram = {{
+                {"Q", q, 0},
+                {"K", kv, 0},
+                {"V", kv, 0},
+                {"O", q, 0},
+                {"dO", 3 * q, 0},
+                {"D", n.rows * f32_bytes, n.rows * f32_bytes},
+                {"P", 2 * square, 0},
+                {"dP", square, square},
+                {"dS", 2 * square, square},
+                {"dQ", 0, q},
+                {"dK", 0, kv},
+                {"dV", 0, kv},
+            }}};
+}
+
+Movement recompute_backward_movement(const Problem& problem, const Tiles& tiles, int readers, DqBy dq) {
+    workbook::check(problem);
+    check(tiles);
+    const Sizes n(problem);
+    const long long q = n.q * n.es, kv = n.kv * n.es, statistic = n.rows * f32_bytes;
+    const long long visits = visited_rows(problem, tiles, problem.seq);
+    Movement movement;
+    std::vector<TensorTraffic>& asked = movement.requested.tensors;
+    asked = {{"Q", visits * n.d * n.es, 0},
+             {"K", kv, 0},
+             {"V", kv, 0},
+             {"O", q, 0},
+             {"dO", q + visits * n.d * n.es, 0},
+             {"LSE", readers * visits * f32_bytes, 0},
+             {"D", readers * visits * f32_bytes, statistic}};
+    std::vector<TensorTraffic>& dram = movement.dram.tensors;
+    dram = {{"Q", q, 0}, {"K", kv, 0}, {"V", kv, 0}, {"O", q, 0}, {"dO", 2 * q, 0}, {"LSE", statistic, 0}, {"D", statistic, statistic}};
+    if (dq == DqBy::atomics) {
+        const long long acc = n.q * f32_bytes, added = visits * n.d * f32_bytes;
+        asked.push_back({"dQ_acc", added + acc, added + acc});
+        dram.push_back({"dQ_acc", 2 * acc, 2 * acc});
+    } else {
+        const Traffic pass = q_parallel_movement(problem, tiles, true).requested;
+        const long long q_read = pass.tensors[0].read, kv_read = pass.tensors[1].read, rows_read = q_read / (n.d * n.es);
+        asked[0].read += q_read;
+        asked[1].read += kv_read;
+        asked[2].read += kv_read;
+        asked[4].read += q_read;
+        asked[5].read += readers * rows_read * f32_bytes;
+        asked[6].read += readers * rows_read * f32_bytes;
+        for (const int tensor : {0, 1, 2}) dram[tensor].read *= 2;
+        dram[4].read += q;
+        dram[5].read += statistic;
+        dram[6].read += statistic;
+    }
+    for (std::vector<TensorTraffic>* tensors : {&asked, &dram}) {
+        tensors->push_back({"dQ", 0, q});
+        tensors->push_back({"dK", 0, kv});
+        tensors->push_back({"dV", 0, kv});
+    }
+    return movement;
+}
+
+Movement tensor_core_backward_movement(const Problem& problem, const Tiles& tiles) {
+    workbook::check(problem);
+    check(tiles);
+    const Sizes n(problem);
+    const long long q = n.q * n.es, kv = n.kv * n.es, padded_seq = (problem.seq + tiles.Br - 1LL) / tiles.Br * tiles.Br;
+    const long long visited = visited_rows(problem, tiles, problem.seq) * n.d * n.es;
+    const long long padded = padded_seq * problem.batch * problem.heads * f32_bytes,  // bytes of a number for each row
+        visited_padded = visited_rows(problem, tiles, padded_seq) * f32_bytes;
+    return {.requested = {{{"Q", visited, 0},
+                           {"K", kv, 0},
+                           {"V", kv, 0},
+                           {"O", q, 0},
+                           {"dO", q + visited, 0},
+                           {"LSE", n.rows * f32_bytes, 0},
+                           {"LSE2", visited_padded, padded},
+                           {"D", visited_padded, padded},
+                           {"dQ_acc", (visited_padded + n.rows * f32_bytes) * n.d, (visited_padded + padded) * n.d},
+                           {"dQ", 0, q},
+                           {"dK", 0, kv},
+                           {"dV", 0, kv}}},
+            .dram = {{{"Q", q, 0},
+                      {"K", kv, 0},
+                      {"V", kv, 0},
+                      {"O", q, 0},
+                      {"dO", 2 * q, 0},
+                      {"LSE", n.rows * f32_bytes, 0},
+                      {"LSE2", padded, padded},
+                      {"D", padded, padded},
+                      {"dQ_acc", (padded + n.rows * f32_bytes) * n.d, 2 * padded * n.d},
+                      {"dQ", 0, q},
+                      {"dK", 0, kv},
+                      {"dV", 0, kv}}}};
 }
 
 Traffic compulsory_traffic(const Problem& problem) {

@@ -17,7 +17,8 @@ struct TensorTraffic {
     long long written = 0;
 };
 
-/// Bytes per tensor, in the order Q, K, V, intermediate tensors, O, LSE. Tensors that are not touched are left out.
+/// Bytes per tensor, in the order Q, K, V, intermediate tensors, O, LSE; of a backward pass Q, K, V, O, dO, LSE, intermediate tensors,
+/// dQ, dK, dV. Tensors that are not touched are left out.
 struct Traffic {
     std::vector<TensorTraffic> tensors;
 
@@ -28,6 +29,12 @@ struct Traffic {
 
 /// Forward FLOPs as the FlashAttention papers count them: 4 * B * Hq * Nq * Nkv * d, halved when causal.
 double forward_flops(const Problem& problem);
+
+/// FLOPs of `products` matrix products of Nq x Nkv x d, each 2 * B * Hq * Nq * Nkv * d, halved when causal: what a kernel calculates.
+double product_flops(const Problem& problem, int products);
+
+/// Backward FLOPs as the FlashAttention papers count them: five products, 2.5 times the forward, whatever a kernel calculates.
+double backward_flops(const Problem& problem);
 
 /// What one run of a stage moves, in closed form.
 struct Movement {
@@ -67,6 +74,36 @@ Movement q_parallel_movement(const Problem& problem, const Tiles& tiles, bool sk
 
 /// (query block, key block) pairs that stage 04 visits for one head, with and without skipping.
 long long visited_tiles(const Problem& problem, const Tiles& tiles, bool skip);
+
+/// Stage 05's standard backward, which reads P (in the problem's type) and makes dP and dS of the same size. Requested: each of the four
+/// products reads one operand once a (row, key): V for dP = dO V^T, K for dQ = dS K, dO for dV = P^T dO, Q for dK = dS^T Q. P is read
+/// twice (dS, dV), dP written and read once, dS written once and read twice; D is read by each of the 32 lanes of a row. Causal masks
+/// but skips nothing. DRAM: each kernel reads and writes its tensors once.
+/// @throws InvalidArgument where check() does; so do the functions below
+Movement standard_backward_movement(const Problem& problem);
+
+/// How stage 05's kernels that compute P again come to dQ.
+enum class DqBy {
+    atomics,   ///< blocks of keys add their share to the float32 tensor dQ_acc
+    own_pass,  ///< a second kernel, parallel over blocks of queries
+};
+
+/// Stage 05's backward with P computed again. A block of Bc keys of one key/value head reads its K and V once, and Q, dO, LSE and D
+/// of every block of Br queries that sees any of its keys, for each query head of the group. LSE and D are read by each of the
+/// `readers` threads that share a row. A kernel before reads O and dO once and writes D.
+/// - atomics: that kernel also writes zeros to dQ_acc; each visit of a block of queries adds to its rows of dQ_acc, an atomic counting
+///   as one read and one write; a kernel after reads dQ_acc and writes dQ.
+/// - own_pass: as q_parallel_movement() with dO beside Q, and LSE and D once more.
+///
+/// DRAM: each kernel reads and writes its tensors once, since the blocks of a head share them through the L2 cache.
+/// @throws InvalidArgument also when Br < 1 or Bc < 1
+Movement recompute_backward_movement(const Problem& problem, const Tiles& tiles, int readers, DqBy dq);
+
+/// Stage 05's backward on tensor cores: as recompute_backward_movement() with atomics, but LSE and D are read once by a block of keys
+/// for each of its visits, from padded copies. Those (LSE2, D) and dQ_acc have whole blocks of Br rows, all of which are written, read
+/// and added to.
+/// @throws InvalidArgument also when Br < 1 or Bc < 1
+Movement tensor_core_backward_movement(const Problem& problem, const Tiles& tiles);
 
 /// The fewest bytes any exact attention moves: Q, K, V read once, O and LSE written once.
 Traffic compulsory_traffic(const Problem& problem);

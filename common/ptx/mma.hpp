@@ -31,11 +31,11 @@ SIMT_DEVICE float2 unpack(std::uint32_t bits) {
     static_assert(std::is_same_v<T, __half> || std::is_same_v<T, __nv_bfloat16>, "registers of mma.sync hold pairs of 16-bit elements");
     if constexpr (std::is_same_v<T, __half>) {
         __half2 pair;
-        memcpy(&pair, &bits, sizeof bits);
+        memcpy(static_cast<void*>(&pair), &bits, sizeof bits);
         return __half22float2(pair);
     } else {
         __nv_bfloat162 pair;
-        memcpy(&pair, &bits, sizeof bits);
+        memcpy(static_cast<void*>(&pair), &bits, sizeof bits);
         return __bfloat1622float2(pair);
     }
 }

@@ -9,15 +9,16 @@
 
 namespace simt {
 
-/// Reads 16 bytes of global memory. `from` is &view(...); it and the row's remainder hold 16 aligned bytes.
-template <class Address>
-SIMT_DEVICE uint4 load_global_16(Address from) {
+/// Reads 16 bytes of global memory, as uint4 or float4. `from` is &view(...); it and the row's remainder hold 16 aligned bytes.
+template <class V = uint4, class Address>
+SIMT_DEVICE V load_global_16(Address from) {
+    static_assert(sizeof(V) == 16);
 #if SIMT_EMULATED
-    uint4 value;
+    V value;
     std::memcpy(&value, static_cast<const void*>(from.read(Address::per_bytes(16))), 16);
     return value;
 #else
-    return *reinterpret_cast<const uint4*>(from);
+    return *reinterpret_cast<const V*>(from);
 #endif
 }
 

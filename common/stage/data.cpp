@@ -168,25 +168,118 @@ Inputs file_inputs(const Problem& problem, const TensorFile& file) {
     return inputs;
 }
 
-void write_result(const std::filesystem::path& path, const std::string& stage, const std::string& variant, const Inputs& inputs,
-                  const Result& result, const std::string& device, std::optional<double> seconds) {
-    const Problem& p = inputs.problem;
-    std::vector<float> o(result.o.size());
-    reorder(reinterpret_cast<const std::byte*>(result.o.data()), p.q_strides(), reinterpret_cast<std::byte*>(o.data()),
-            as_filed(p).q_strides(), p.batch, p.heads, p.seq, p.head_dim, sizeof(float));
-    TensorFile file;
-    file.tensors["o"] = HostTensor::from_float(p.dtype, {p.batch, p.heads, p.seq, p.head_dim}, o);
-    file.tensors["lse"] = HostTensor::from_float(DType::f32, {p.batch, p.heads, p.seq}, result.lse);
-    file.metadata = {{"stage", stage}, {"variant", variant}, {"problem", identity_of(inputs)}, {"device", device}};
-    if (seconds) {
+OutputGradient output_gradient(const Problem& problem, const Options& options, const TensorFile* file) {
+    OutputGradient out;
+    const std::size_t element = size_of(problem.dtype);
+    out.d_o = DeviceBuffer(problem.q_elements() * element);
+    HostTensor tensor{problem.dtype, {problem.q_elements()}, std::vector<std::byte>(out.d_o.size())};
+    if (file && file->tensors.count("d_o")) {
+        const std::string path = options.input->string();
+        const HostTensor& filed = tensor_of(*file, path, "d_o", 4, "(B, Hq, Nq, d), as q has it");
+        const std::vector<long long> shape = {problem.batch, problem.heads, problem.seq, problem.head_dim};
+        if (filed.shape != shape || filed.dtype != problem.dtype) {
+            throw FileError(path + ": tensor d_o is " + name(filed.dtype) + " " + shape_text(filed.shape) + "; " + name(problem.dtype) +
+                            " " + shape_text(shape) + ", as q, is accepted");
+        }
+        reorder(filed.bytes.data(), as_filed(problem).q_strides(), tensor.bytes.data(), problem.q_strides(), problem.batch, problem.heads,
+                problem.seq, problem.head_dim, element);
+        out.d_o.upload(tensor.bytes.data(), tensor.bytes.size());
         char text[32];
-        std::snprintf(text, sizeof text, "%.9g", 1e3 * *seconds);
-        file.metadata["time_ms"] = text;
+        std::snprintf(text, sizeof text, "fnv1a=%016llx", static_cast<unsigned long long>(hash(14695981039346656037ull, filed.bytes)));
+        out.origin = "d_o of " + path + " (" + text + ")";
+    } else {
+        fill_random(out.d_o, problem.dtype, problem.batch, problem.heads, problem.seq, problem.head_dim, problem.q_strides(),
+                    options.random_seed(), Stream::d_o, options.random_dist());
+        out.d_o.download(tensor.bytes.data(), tensor.bytes.size());
+        out.origin = std::string(name(options.random_dist())) + ", seed " + std::to_string(options.random_seed());
+    }
+    out.d_o_host = tensor.to_float();
+    return out;
+}
+
+namespace {
+
+/// Packed in the problem's layout, as tensors of a file have it, and back.
+std::vector<float> reordered(const std::vector<float>& values, const Problem& p, int heads, int rows, const Strides& from,
+                             const Strides& to) {
+    std::vector<float> out(values.size());
+    reorder(reinterpret_cast<const std::byte*>(values.data()), from, reinterpret_cast<std::byte*>(out.data()), to, p.batch, heads, rows,
+            p.head_dim, sizeof(float));
+    return out;
+}
+
+/// A tensor of results: its name in files, its shape and where its values are.
+struct Filed {
+    const char* name;
+    int heads, rows;
+    Strides strides, filed_strides;
+};
+
+Filed of_queries(const char* name, const Problem& p) { return {name, p.heads, p.seq, p.q_strides(), as_filed(p).q_strides()}; }
+Filed of_keys(const char* name, const Problem& p) { return {name, p.kv_heads, p.kv_seq, p.kv_strides(), as_filed(p).kv_strides()}; }
+
+void put(TensorFile& file, const Problem& p, const Filed& as, const std::vector<float>& values) {
+    file.tensors[as.name] = HostTensor::from_float(p.dtype, {p.batch, as.heads, as.rows, p.head_dim},
+                                                   reordered(values, p, as.heads, as.rows, as.strides, as.filed_strides));
+}
+
+/// @throws FileError when the tensor is missing, or has another shape or type
+std::vector<float> take(const TensorFile& file, const std::string& where, const Problem& p, const Filed& as, const char* dims) {
+    const HostTensor& tensor = tensor_of(file, where, as.name, 4, dims);
+    const std::vector<long long> shape = {p.batch, as.heads, as.rows, p.head_dim};
+    if (tensor.shape != shape || tensor.dtype != p.dtype) {
+        throw FileError(where + ": " + as.name + " is " + name(tensor.dtype) + " " + shape_text(tensor.shape) + "; " + name(p.dtype) + " " +
+                        shape_text(shape) + " is needed");
+    }
+    return reordered(tensor.to_float(), p, as.heads, as.rows, as.filed_strides, as.strides);
+}
+
+void put_time(TensorFile& file, const char* key, const std::optional<double>& seconds) {
+    if (!seconds) return;
+    char text[32];
+    std::snprintf(text, sizeof text, "%.9g", 1e3 * *seconds);
+    file.metadata[key] = text;
+}
+
+std::optional<double> take_time(const TensorFile& file, const std::string& where, const char* key) {
+    const auto time = file.metadata.find(key);
+    if (time == file.metadata.end()) return std::nullopt;
+    double ms = 0;
+    const char* last = time->second.data() + time->second.size();
+    const auto [end, error] = std::from_chars(time->second.data(), last, ms);
+    if (error != std::errc() || end != last || !(ms > 0)) {
+        throw FileError(where + ": metadata " + key + " is '" + time->second + "'; a number above 0 is accepted");
+    }
+    return 1e-3 * ms;
+}
+
+}  // namespace
+
+void write_results(const std::filesystem::path& path, const std::string& stage, const Inputs& inputs, const std::string& d_o,
+                   const Written& written) {
+    const Problem& p = inputs.problem;
+    TensorFile file;
+    file.metadata = {{"stage", stage}, {"problem", identity_of(inputs)}};
+    if (written.forward) {
+        put(file, p, of_queries("o", p), written.forward->result.o);
+        file.tensors["lse"] = HostTensor::from_float(DType::f32, {p.batch, p.heads, p.seq}, written.forward->result.lse);
+        file.metadata["variant"] = written.forward->label;
+        file.metadata["device"] = written.forward->device;
+        put_time(file, "time_ms", written.forward->seconds);
+    }
+    if (written.backward) {
+        put(file, p, of_queries("dq", p), written.backward->result.dq);
+        put(file, p, of_keys("dk", p), written.backward->result.dk);
+        put(file, p, of_keys("dv", p), written.backward->result.dv);
+        file.metadata["backward_variant"] = written.backward->label;
+        file.metadata["device"] = written.backward->device;
+        file.metadata["d_o"] = d_o;
+        put_time(file, "backward_time_ms", written.backward->seconds);
     }
     write_safetensors(path, file);
 }
 
-Previous read_result(const std::filesystem::path& path, const Inputs& inputs) {
+Written read_results(const std::filesystem::path& path, const Inputs& inputs, const std::string& d_o) {
     const Problem& p = inputs.problem;
     const std::string where = path.string();
     const TensorFile file = read_safetensors(path);
@@ -200,33 +293,36 @@ Previous read_result(const std::filesystem::path& path, const Inputs& inputs) {
     const std::string theirs = metadata("problem"), ours = identity_of(inputs);
     if (theirs != ours) throw FileError(where + " is the result of another problem: it has '" + theirs + "', this run has '" + ours + "'");
 
-    const HostTensor& o = tensor_of(file, where, "o", 4, "(B, Hq, Nq, d)");
-    const HostTensor& lse = tensor_of(file, where, "lse", 3, "(B, Hq, Nq)");
-    const std::vector<long long> o_shape = {p.batch, p.heads, p.seq, p.head_dim}, lse_shape = {p.batch, p.heads, p.seq};
-    if (o.shape != o_shape || o.dtype != p.dtype || lse.shape != lse_shape || lse.dtype != DType::f32) {
-        throw FileError(where + ": o is " + name(o.dtype) + " " + shape_text(o.shape) + " and lse " + name(lse.dtype) + " " +
-                        shape_text(lse.shape) + "; o " + name(p.dtype) + " " + shape_text(o_shape) + " and lse f32 " +
-                        shape_text(lse_shape) + " are needed");
-    }
-
-    Previous previous;
-    previous.label = metadata("variant");
-    previous.device = metadata("device");
-    if (const auto time = file.metadata.find("time_ms"); time != file.metadata.end()) {
-        double ms = 0;
-        const char* last = time->second.data() + time->second.size();
-        const auto [end, error] = std::from_chars(time->second.data(), last, ms);
-        if (error != std::errc() || end != last || !(ms > 0)) {
-            throw FileError(where + ": metadata time_ms is '" + time->second + "'; a number above 0 is accepted");
+    Written result;
+    if (!file.metadata.count("backward_variant") || file.tensors.count("o")) {
+        Previous previous;
+        previous.label = metadata("variant");
+        previous.device = metadata("device");
+        previous.result.o = take(file, where, p, of_queries("o", p), "(B, Hq, Nq, d)");
+        const HostTensor& lse = tensor_of(file, where, "lse", 3, "(B, Hq, Nq)");
+        const std::vector<long long> lse_shape = {p.batch, p.heads, p.seq};
+        if (lse.shape != lse_shape || lse.dtype != DType::f32) {
+            throw FileError(where + ": lse is " + name(lse.dtype) + " " + shape_text(lse.shape) + "; f32 " + shape_text(lse_shape) +
+                            " is needed");
         }
-        previous.seconds = 1e-3 * ms;
+        previous.result.lse = lse.to_float();
+        previous.seconds = take_time(file, where, "time_ms");
+        result.forward = std::move(previous);
     }
-    const std::vector<float> filed = o.to_float();
-    previous.result.o.resize(filed.size());
-    reorder(reinterpret_cast<const std::byte*>(filed.data()), as_filed(p).q_strides(),
-            reinterpret_cast<std::byte*>(previous.result.o.data()), p.q_strides(), p.batch, p.heads, p.seq, p.head_dim, sizeof(float));
-    previous.result.lse = lse.to_float();
-    return previous;
+    if (file.metadata.count("backward_variant") && !d_o.empty()) {
+        if (metadata("d_o") != d_o) {
+            throw FileError(where + " holds gradients of another dO: it has '" + metadata("d_o") + "', this run has '" + d_o + "'");
+        }
+        PreviousGradients previous;
+        previous.label = metadata("backward_variant");
+        previous.device = metadata("device");
+        previous.result.dq = take(file, where, p, of_queries("dq", p), "(B, Hq, Nq, d)");
+        previous.result.dk = take(file, where, p, of_keys("dk", p), "(B, Hkv, Nkv, d)");
+        previous.result.dv = take(file, where, p, of_keys("dv", p), "(B, Hkv, Nkv, d)");
+        previous.seconds = take_time(file, where, "backward_time_ms");
+        result.backward = std::move(previous);
+    }
+    return result;
 }
 
 }  // namespace workbook

@@ -33,20 +33,44 @@ Inputs random_inputs(const Problem& problem, const Options& options);
 /// @param problem what problem_of() said of the same file
 Inputs file_inputs(const Problem& problem, const TensorFile& file);
 
+/// dO, the gradient of a loss with respect to O, which a backward pass starts from: packed in the problem's layout and type.
+struct OutputGradient {
+    DeviceBuffer d_o;
+    std::vector<float> d_o_host;
+    std::string origin;  ///< "normal, seed 0", or the file
+};
+
+/// The file's tensor d_o (B, Hq, Nq, d) where there is a file that has one; else random numbers like those of random_inputs(), from a
+/// stream of their own. @param file null where the inputs are random
+/// @throws FileError when d_o has another shape or type than q
+OutputGradient output_gradient(const Problem& problem, const Options& options, const TensorFile* file);
+
 /// What an earlier stage wrote with --output.
-struct Previous {
+template <class AnyResult>
+struct Earlier {
     std::string label;  ///< "02 online_softmax"
-    Result result;      ///< in the problem's layout
+    AnyResult result;   ///< in the problem's layout
     std::optional<double> seconds;
     std::string device;
 };
+using Previous = Earlier<Result>;
+using PreviousGradients = Earlier<GradientResult>;
 
-/// Writes o (B, Hq, Nq, d) in the problem's type, lse (B, Hq, Nq) in float32 and, as metadata, stage, variant, problem, device
-/// and, from a GPU, time_ms. @throws FileError
-void write_result(const std::filesystem::path& path, const std::string& stage, const std::string& variant, const Inputs& inputs,
-                  const Result& result, const std::string& device, std::optional<double> seconds);
+/// Results of a run on their way to a file: those of the last forward and of the last backward variant.
+struct Written {
+    std::optional<Previous> forward;
+    std::optional<PreviousGradients> backward;
+};
 
-/// Reads it back. @throws FileError when the file is not such a result, or belongs to another problem (both are named)
-Previous read_result(const std::filesystem::path& path, const Inputs& inputs);
+/// Writes, as far as they are there, o (B, Hq, Nq, d) in the problem's type and lse (B, Hq, Nq) in float32, and dq (B, Hq, Nq, d), dk and
+/// dv (B, Hkv, Nkv, d) in the problem's type. As metadata: stage, problem, device; variant and, from a GPU, time_ms of the forward;
+/// d_o, backward_variant and backward_time_ms of the backward. @throws FileError
+void write_results(const std::filesystem::path& path, const std::string& stage, const Inputs& inputs, const std::string& d_o,
+                   const Written& written);
+
+/// Reads them back; what the file does not hold is empty. Gradients count only where `d_o` is what they were made from.
+/// @param d_o the origin of dO; empty: gradients are not asked for
+/// @throws FileError when the file is not such a result, or belongs to another problem or dO (both are named)
+Written read_results(const std::filesystem::path& path, const Inputs& inputs, const std::string& d_o);
 
 }  // namespace workbook

@@ -63,12 +63,15 @@ Options parse_options(const Stage& stage, int argc, const char* const* argv) {
     add.group = "Files (safetensors)";
     add.value("--input", "FILE", "take q, k, v (B, H, N, d), their shape and their type from this file",
               [&](const std::string& word) { options.input = word; });
-    add.value("--output", "FILE", "write o, lse and what they belong to; of several variants the last",
+    add.value("--output", "FILE", "write o and lse, or dq, dk and dv, and what they belong to; of several variants the last",
               [&](const std::string& word) { options.output = word; });
     add.repeatable("--against", "FILE",
                    "compare with this --output of an earlier stage; repeatable: the first is the baseline of the speedup, the "
                    "last is what the errors are compared with",
                    [&](const std::string& word) { options.against.emplace_back(word); });
+    if (!stage.backward.empty())
+        add.value("--forward", "FILE", "backward: take o and lse from this --output of any stage, not from the forward pass here",
+                  [&](const std::string& word) { options.forward = word; });
 
     add.group = "The run";
     add.repeatable("--variant", "ID|NAME", "run this variant only; repeatable",

@@ -1,6 +1,7 @@
 #include "stage/run.hpp"
 
 #include "attention/diagnose.hpp"
+#include "attention/diagnose_backward.hpp"
 #include "stage/device.hpp"
 #include "stage/progress.hpp"
 
@@ -8,6 +9,8 @@
 #include <chrono>
 #include <cmath>
 #include <cstring>
+#include <functional>
+#include <iterator>
 #include <thread>
 
 namespace workbook {
@@ -31,28 +34,32 @@ bool all_finite(const std::vector<float>& values) {
     return std::all_of(values.begin(), values.end(), [](float x) { return std::isfinite(x); });
 }
 
-/// The reference may cover a sample of rows. That every element was written, and none is NaN, is checked of all.
+/// One output of a run, all of it.
+struct WholeOutput {
+    const char* name;
+    const std::vector<float>& values;
+    const std::vector<unsigned char>& poisoned;
+};
+
+/// The reference may cover a sample of rows. That every element was written, and where inputs are finite none is NaN, is checked of all.
 /// @return what is wrong, or nothing
-std::string check_unsampled(const Inputs& inputs, const Result& result) {
-    const auto first = [](const std::vector<unsigned char>& flags) { return std::find(flags.begin(), flags.end(), 1) - flags.begin(); };
-    const auto count = [](const std::vector<unsigned char>& flags) { return std::count(flags.begin(), flags.end(), 1); };
-    const auto unwritten = [&](const char* output, const std::vector<unsigned char>& flags) -> std::string {
-        if (count(flags) == 0) return "";
-        return std::string(output) + ": " + std::to_string(count(flags)) + " of " + std::to_string(flags.size()) +
+std::string check_unsampled(bool inputs_finite, const std::vector<WholeOutput>& outputs) {
+    for (const auto& [name, values, flags] : outputs) {
+        const auto count = std::count(flags.begin(), flags.end(), 1);
+        if (count == 0) continue;
+        return std::string(name) + ": " + std::to_string(count) + " of " + std::to_string(flags.size()) +
                " elements hold the poison (never written, or calculated from memory that never was), the first at offset " +
-               std::to_string(first(flags));
-    };
-    const auto nan = [](const char* output, const std::vector<float>& values) -> std::string {
+               std::to_string(std::find(flags.begin(), flags.end(), 1) - flags.begin());
+    }
+    if (!inputs_finite) return "";
+    for (const auto& [name, values, flags] : outputs) {
         const auto found = std::find_if(values.begin(), values.end(), [](float x) { return std::isnan(x); });
-        if (found == values.end()) return "";
-        return std::string(output) + ": NaN at offset " + std::to_string(found - values.begin());
-    };
-    if (std::string what = unwritten("O", result.o_poisoned); !what.empty()) return what;
-    if (std::string what = unwritten("LSE", result.lse_poisoned); !what.empty()) return what;
-    if (!all_finite(inputs.q_host) || !all_finite(inputs.k_host) || !all_finite(inputs.v_host)) return "";
-    if (std::string what = nan("O", result.o); !what.empty()) return what;
-    return nan("LSE", result.lse);
+        if (found != values.end()) return std::string(name) + ": NaN at offset " + std::to_string(found - values.begin());
+    }
+    return "";
 }
+
+bool all_finite(const Inputs& inputs) { return all_finite(inputs.q_host) && all_finite(inputs.k_host) && all_finite(inputs.v_host); }
 
 const TensorTraffic* find(const Traffic& traffic, const std::string& tensor) {
     for (const TensorTraffic& t : traffic.tensors)
@@ -97,35 +104,143 @@ Result fetch_result(const Problem& problem, const DeviceBuffer& o, const DeviceB
 Verdict judge_run(const Inputs& inputs, const ReferenceRows& want, const ReferenceRows& plain, const Result& result) {
     Verdict verdict = judge(inputs.problem, want, plain, result);
     if (verdict.ok) {
-        verdict.why = check_unsampled(inputs, result);
+        verdict.why = check_unsampled(all_finite(inputs), {{"O", result.o, result.o_poisoned}, {"LSE", result.lse, result.lse_poisoned}});
         verdict.ok = verdict.why.empty();
     }
     return verdict;
 }
 
-Report predict_variant(const Stage& stage, const Variant& variant, const Problem& problem, const Device& device, const Gpu& target) {
+GradientResult fetch_gradients(const Problem& problem, const DeviceBuffer& dq, const DeviceBuffer& dk, const DeviceBuffer& dv) {
+    GradientResult result;
+    fetch(dq, problem.dtype, problem.q_elements(), result.dq, result.dq_poisoned);
+    fetch(dk, problem.dtype, problem.kv_elements(), result.dk, result.dk_poisoned);
+    fetch(dv, problem.dtype, problem.kv_elements(), result.dv, result.dv_poisoned);
+    return result;
+}
+
+GradientVerdict judge_run(const Inputs& inputs, const OutputGradient& d_o, const ReferenceGradients& want, const ReferenceGradients& plain,
+                          const GradientResult& result) {
+    GradientVerdict verdict = judge_gradients(inputs.problem, want, plain, result);
+    if (verdict.ok) {
+        verdict.why = check_unsampled(
+            all_finite(inputs) && all_finite(d_o.d_o_host),
+            {{"dQ", result.dq, result.dq_poisoned}, {"dK", result.dk, result.dk_poisoned}, {"dV", result.dv, result.dv_poisoned}});
+        verdict.ok = verdict.why.empty();
+    }
+    return verdict;
+}
+
+std::string judge_given(const Setup& setup, const Result& given) {
+    const Verdict verdict = judge_run(setup.inputs, setup.want, setup.plain, given);
+    return verdict.why;
+}
+
+namespace {
+
+template <class AnyVariant>
+Report named_report(const Stage& stage, const AnyVariant& variant, const Problem& problem, const Device& device) {
     Report report;
     report.stage = stage.id;
     report.id = variant.id;
     report.name = variant.name;
     report.rows = problem.rows();
-    report.flops = forward_flops(problem);
     report.predicted = variant.movement(problem, device);
-    report.naive_requested = naive_movement(problem).requested.total();
     report.predicted_extra_memory = variant.workspace_bytes(problem, device);
-    report.prediction = predict(target, variant.unit(problem.dtype), report.flops, report.predicted);
     return report;
 }
 
-double emulation_estimate(const Problem& problem, const Movement& movement) {
+}  // namespace
+
+Report predict_variant(const Stage& stage, const Variant& variant, const Problem& problem, const Device& device, const Gpu& target) {
+    Report report = named_report(stage, variant, problem, device);
+    report.flops = report.calculated_flops = forward_flops(problem);
+    report.naive_requested = naive_movement(problem).requested.total();
+    report.prediction = predict(target, variant.unit(problem.dtype), report.calculated_flops, report.predicted);
+    return report;
+}
+
+Report predict_variant(const Stage& stage, const BackwardVariant& variant, const Problem& problem, const Device& device,
+                       const Gpu& target) {
+    Report report = named_report(stage, variant, problem, device);
+    report.backward = true;
+    report.flops = backward_flops(problem);
+    report.calculated_flops = product_flops(problem, variant.products);
+    report.naive_requested = standard_backward_movement(problem).requested.total();
+    report.predicted_saved_memory = variant.saved_bytes(problem, device);
+    report.prediction = predict(target, variant.unit(problem.dtype), report.calculated_flops, report.predicted);
+    return report;
+}
+
+double emulation_estimate(const Problem& problem, const Report& report) {
+    static const char* const float32[] = {"LSE", "D", "l", "m", "O_acc", "dQ_acc"};
     double accesses = 0;
-    for (const TensorTraffic& t : movement.requested.tensors) {
-        const bool typed = t.tensor == "Q" || t.tensor == "K" || t.tensor == "V" || t.tensor == "S" || t.tensor == "P";
-        accesses += static_cast<double>(t.read + t.written) / (typed ? size_of(problem.dtype) : sizeof(float));
+    for (const TensorTraffic& t : report.predicted.requested.tensors) {
+        const bool wide = std::find(std::begin(float32), std::end(float32), t.tensor) != std::end(float32);
+        accesses += static_cast<double>(t.read + t.written) / (wide ? sizeof(float) : size_of(problem.dtype));
     }
     const double cores = std::max(1u, std::thread::hardware_concurrency());
-    return (seconds_per_access * accesses + seconds_per_flop * forward_flops(problem)) / cores;
+    return (seconds_per_access * accesses + seconds_per_flop * report.calculated_flops) / cores;
 }
+
+namespace {
+
+/// How the launches of a run are carried out, with what they move counted in `ledger`.
+simt::Execution execution(const Setup& setup, simt::Ledger& ledger, Progress& progress) {
+    simt::Execution exec;
+    exec.ledger = setup.device.emulated ? &ledger : nullptr;
+    exec.schedule = setup.options.schedule;
+    if (progress.visible() && !setup.options.quiet)
+        exec.progress = [&progress](std::size_t done, std::size_t total) { progress.update(done, total); };
+    return exec;
+}
+
+/// Seconds that the host sees a launch take, to its end.
+double host_seconds(const std::function<void()>& launch, cudaStream_t stream) {
+    const auto start = std::chrono::steady_clock::now();
+    launch();
+    synchronize(stream);
+    return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+}
+
+/// What the first run moved in emulation; on a GPU more runs, timed. @param first seconds of the first run
+void count_or_time(Report& report, const Setup& setup, const simt::Ledger& ledger, double first, const std::function<void()>& launch,
+                   cudaStream_t stream) {
+    if (setup.device.emulated) {
+        report.counted = ledger.rows();
+        if (const simt::SharedCount count = ledger.shared(); count.ideal > 0) report.shared = count;
+        report.emulation_seconds = first;
+    } else if (setup.options.max_seconds && first > *setup.options.max_seconds) {
+        report.seconds = first;  // long enough for the host's clock, too long to repeat
+        report.repetitions = 1;
+    } else {
+        const Timing timing = measure(launch, stream, setup.options.repeats);
+        report.seconds = timing.seconds;
+        report.repetitions = timing.repetitions;
+    }
+}
+
+Forward forward_args(const Setup& setup, const DeviceBuffer& o, const DeviceBuffer& lse, const simt::Execution& exec,
+                     Workspace& workspace) {
+    const Problem& problem = setup.inputs.problem;
+    return {problem,
+            {setup.inputs.q.data(), problem.q_strides()},
+            {setup.inputs.k.data(), problem.kv_strides()},
+            {setup.inputs.v.data(), problem.kv_strides()},
+            {o.data(), problem.q_strides()},
+            static_cast<float*>(lse.data()),
+            setup.device,
+            exec,
+            workspace};
+}
+
+/// What is wrong with O or LSE, with the mistakes behind it where they are known.
+std::string explained(const Setup& setup, const Verdict& verdict, const Result& result) {
+    const Inputs& in = setup.inputs;
+    const std::string mistakes = diagnose(in.problem, in.q_host, in.k_host, in.v_host, setup.want, setup.plain, result);
+    return verdict.why + (mistakes.empty() ? "" : "\n" + mistakes);
+}
+
+}  // namespace
 
 Run run_variant(const Stage& stage, const Variant& variant, const Setup& setup) {
     const Problem& problem = setup.inputs.problem;
@@ -134,57 +249,106 @@ Run run_variant(const Stage& stage, const Variant& variant, const Setup& setup) 
     report = predict_variant(stage, variant, problem, setup.device, setup.target);
     report.checked_rows = static_cast<long long>(setup.want.rows.size());
 
-    DeviceBuffer o(problem.q_elements() * size_of(problem.dtype));
+    DeviceBuffer o(problem.q_elements() * size_of(problem.dtype));  // poisoned, and so is the next
     DeviceBuffer lse(problem.rows() * sizeof(float));
     Workspace workspace;
     simt::Ledger ledger;
     Progress progress(report.label());
-    simt::Execution exec;
-    exec.ledger = setup.device.emulated ? &ledger : nullptr;
-    exec.schedule = setup.options.schedule;
-    if (progress.visible() && !setup.options.quiet)
-        exec.progress = [&](std::size_t done, std::size_t total) { progress.update(done, total); };
-    Forward args{problem,
-                 {setup.inputs.q.data(), problem.q_strides()},
-                 {setup.inputs.k.data(), problem.kv_strides()},
-                 {setup.inputs.v.data(), problem.kv_strides()},
-                 {o.data(), problem.q_strides()},
-                 static_cast<float*>(lse.data()),
-                 setup.device,
-                 exec,
-                 workspace};
-
-    o.poison();
-    lse.poison();
-    const auto start = std::chrono::steady_clock::now();
-    run_forward(variant, args);
-    synchronize(exec.stream);
-    const double host_seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+    Forward args = forward_args(setup, o, lse, execution(setup, ledger, progress), workspace);
+    const double seconds = host_seconds([&] { run_forward(variant, args); }, args.exec.stream);
     progress.clear();
 
     run.result = fetch_result(problem, o, lse);
     report.verdict = judge_run(setup.inputs, setup.want, setup.plain, run.result);
     if (!report.verdict.ok) {
         report.status = "wrong";
-        report.reason = report.verdict.why;
-        const Inputs& in = setup.inputs;
-        const std::string mistakes = diagnose(problem, in.q_host, in.k_host, in.v_host, setup.want, setup.plain, run.result);
-        if (!mistakes.empty()) report.reason += "\n" + mistakes;
+        report.reason = explained(setup, report.verdict, run.result);
     }
     report.extra_memory = workspace.allocated();
+    count_or_time(
+        report, setup, ledger, seconds, [&] { variant.forward(args); }, args.exec.stream);
+    return run;
+}
 
-    if (setup.device.emulated) {
-        report.counted = ledger.rows();
-        if (const simt::SharedCount count = ledger.shared(); count.ideal > 0) report.shared = count;
-        report.emulation_seconds = host_seconds;
-    } else if (setup.options.max_seconds && host_seconds > *setup.options.max_seconds) {
-        report.seconds = host_seconds;  // long enough for the host's clock, too long to repeat
-        report.repetitions = 1;
-    } else {
-        const Timing timing = measure([&] { variant.forward(args); }, exec.stream, setup.options.repeats);
-        report.seconds = timing.seconds;
-        report.repetitions = timing.repetitions;
+void make_references(BackwardSetup& backward, const Inputs& in, const std::vector<long long>& rows, const Result& forward) {
+    if (backward.want && backward.plain) return;
+    const BackwardInputs inputs{in.q_host, in.k_host, in.v_host, backward.d_o.d_o_host};
+    GradientSample sample;
+    if (!backward.kv_rows.empty()) sample = {rows, backward.kv_rows, forward.o, forward.lse};
+    backward.want = reference_backward(in.problem, inputs, sample);
+    backward.plain = plain_low_precision_backward(in.problem, inputs, sample);
+}
+
+BackwardRun run_variant(const Stage& stage, const BackwardVariant& variant, const Setup& setup, BackwardSetup& backward) {
+    const Inputs& in = setup.inputs;
+    const Problem& problem = in.problem;
+    if (backward.forward && !variant.any_forward) {
+        throw Refused("takes O and LSE from " + backward.forward->label +
+                      ", which is not enough: it reads what its own forward pass keeps beside them; leave --forward out");
     }
+    BackwardRun run;
+    Report& report = run.report;
+    report = predict_variant(stage, variant, problem, setup.device, setup.target);
+    report.checked_rows = static_cast<long long>(setup.want.rows.size());
+
+    const std::size_t element = size_of(problem.dtype), q_bytes = problem.q_elements() * element,
+                      kv_bytes = problem.kv_elements() * element;
+    DeviceBuffer o(q_bytes), lse(problem.rows() * sizeof(float)), dq(q_bytes), dk(kv_bytes), dv(kv_bytes);  // all poisoned
+    Workspace workspace;
+    simt::Ledger ledger;
+    Progress progress(report.label());
+    const simt::Execution exec = execution(setup, ledger, progress);
+    if (backward.forward) {
+        run.forward = backward.forward->result;
+        const HostTensor rounded = HostTensor::from_float(problem.dtype, {problem.q_elements()}, run.forward.o);
+        o.upload(rounded.bytes.data(), rounded.bytes.size());
+        lse.upload(run.forward.lse.data(), lse.size());
+        report.verdict = judge_run(in, setup.want, setup.plain, run.forward);
+    } else {
+        Forward args = forward_args(setup, o, lse, exec, workspace);
+        args.exec.ledger = nullptr;  // what counts is the backward pass
+        run_forward(variant, args);
+        synchronize(exec.stream);
+        run.forward = fetch_result(problem, o, lse);
+        report.verdict = judge_run(in, setup.want, setup.plain, run.forward);
+    }
+    if (!report.verdict.ok) {
+        progress.clear();
+        report.status = "wrong";
+        report.reason = "the forward pass: " + explained(setup, report.verdict, run.forward);
+        report.gradients.emplace();
+        return run;
+    }
+    report.saved_memory = lse.size() + workspace.allocated();
+
+    Backward args{problem,
+                  {in.q.data(), problem.q_strides()},
+                  {in.k.data(), problem.kv_strides()},
+                  {in.v.data(), problem.kv_strides()},
+                  {o.data(), problem.q_strides()},
+                  {backward.d_o.d_o.data(), problem.q_strides()},
+                  static_cast<const float*>(lse.data()),
+                  {dq.data(), problem.q_strides()},
+                  {dk.data(), problem.kv_strides()},
+                  {dv.data(), problem.kv_strides()},
+                  setup.device,
+                  exec,
+                  workspace};
+    const double seconds = host_seconds([&] { run_backward(variant, args); }, exec.stream);
+    progress.clear();
+
+    run.result = fetch_gradients(problem, dq, dk, dv);
+    make_references(backward, in, setup.want.rows, run.forward);
+    report.gradients = judge_run(in, backward.d_o, *backward.want, *backward.plain, run.result);
+    if (!report.gradients->ok) {
+        report.status = "wrong";
+        const std::string mistakes = diagnose_gradients(problem, {in.q_host, in.k_host, in.v_host, backward.d_o.d_o_host}, run.forward.o,
+                                                        run.forward.lse, *backward.want, *backward.plain, run.result);
+        report.reason = report.gradients->why + (mistakes.empty() ? "" : "\n" + mistakes);
+    }
+    report.extra_memory = workspace.allocated();
+    count_or_time(
+        report, setup, ledger, seconds, [&] { variant.backward(args); }, exec.stream);
     return run;
 }
 

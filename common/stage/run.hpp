@@ -22,6 +22,14 @@ struct Setup {
     ReferenceRows plain;  ///< a plain attention in the problem's type: the yardstick of the allowed error
 };
 
+/// What backward variants share beside a Setup.
+struct BackwardSetup {
+    OutputGradient d_o;
+    std::optional<Previous> forward;                ///< O and LSE to use instead of those of the variant's own forward pass; already judged
+    std::vector<long long> kv_rows;                 ///< of dK and dV to compare with float64; empty: all, and all of dQ
+    std::optional<ReferenceGradients> want, plain;  ///< made by the first run, which has O and LSE for a sample of rows
+};
+
 /// What is known of a variant's run.
 struct Report {
     std::string stage;          ///< "03"
@@ -30,16 +38,20 @@ struct Report {
     std::string reason;         ///< why it is not ok
 
     long long rows = 0, checked_rows = 0;
-    Verdict verdict;
-    std::string previous;              ///< "02 online_softmax"; empty when there is none
-    std::optional<Errors> difference;  ///< of O from `previous`
+    Verdict verdict;                           ///< of O and LSE; of a backward variant on those that its gradients are made from
+    std::optional<GradientVerdict> gradients;  ///< of a backward variant
+    std::string previous;                      ///< "02 online_softmax"; empty when there is none
+    std::optional<Errors> difference;          ///< of O, or of the gradients, from `previous`
 
-    double flops = 0;
+    bool backward = false;
+    double flops = 0;             ///< as papers count them; rates are made of these
+    double calculated_flops = 0;  ///< what the matrix products of the kernels calculate
     Movement predicted;
-    long long naive_requested = 0;                        ///< bytes that stage 01 asks for in the same problem
+    long long naive_requested = 0;                        ///< bytes that stage 01, or standard backward, asks for in the same problem
     std::optional<std::vector<simt::LedgerRow>> counted;  ///< in emulation
     std::optional<simt::SharedCount> shared;              ///< in emulation, where the kernel's accesses to shared memory are counted
     std::size_t extra_memory = 0, predicted_extra_memory = 0;
+    std::size_t saved_memory = 0, predicted_saved_memory = 0;  ///< held from forward to backward beside Q, K, V and O
     Prediction prediction;
 
     std::optional<double> emulation_seconds;  ///< what the emulator took
@@ -49,6 +61,8 @@ struct Report {
     std::optional<double> speedup;
 
     std::string label() const { return id + " " + name; }
+    double max_abs() const { return gradients ? gradients->max_abs() : verdict.o.max_abs; }
+    double rel_rms() const { return gradients ? gradients->rel_rms() : verdict.o.rel_rms; }
     bool ran() const { return status == "ok" || status == "wrong"; }
 
     /// Requested bytes, counted where they were, else predicted.
@@ -64,11 +78,19 @@ Result fetch_result(const Problem& problem, const DeviceBuffer& o, const DeviceB
 /// judge(), and that every element was written and none is NaN, also in the rows that `want` leaves out.
 Verdict judge_run(const Inputs& inputs, const ReferenceRows& want, const ReferenceRows& plain, const Result& result);
 
+/// The gradients as a kernel left them on the device, and which elements still hold the poison.
+GradientResult fetch_gradients(const Problem& problem, const DeviceBuffer& dq, const DeviceBuffer& dk, const DeviceBuffer& dv);
+
+/// judge_gradients(), and that every element was written and none is NaN, also in the rows that `want` leaves out.
+GradientVerdict judge_run(const Inputs& inputs, const OutputGradient& d_o, const ReferenceGradients& want, const ReferenceGradients& plain,
+                          const GradientResult& result);
+
 /// The fields that need no run.
 Report predict_variant(const Stage& stage, const Variant& variant, const Problem& problem, const Device& device, const Gpu& target);
+Report predict_variant(const Stage& stage, const BackwardVariant& variant, const Problem& problem, const Device& device, const Gpu& target);
 
 /// Seconds that the emulator takes, from what moves and what is calculated; good to a factor of three or so.
-double emulation_estimate(const Problem& problem, const Movement& movement);
+double emulation_estimate(const Problem& problem, const Report& report);
 
 /// Outputs of a run and what is known of it.
 struct Run {
@@ -79,5 +101,24 @@ struct Run {
 /// Poisons the outputs, runs the variant, judges the outputs and, on a GPU, times it.
 /// @throws Refused, and whatever a wrong kernel makes a launch throw
 Run run_variant(const Stage& stage, const Variant& variant, const Setup& setup);
+
+/// Gradients of a run and what is known of it.
+struct BackwardRun {
+    Report report;
+    Result forward;  ///< O and LSE that the gradients were made from
+    GradientResult result;
+};
+
+/// Fills backward.want and backward.plain where they are not there yet; where rows are a sample, from O and LSE that are right.
+/// @param rows of dQ, ignored where backward.kv_rows is empty
+void make_references(BackwardSetup& backward, const Inputs& inputs, const std::vector<long long>& rows, const Result& forward);
+
+/// Runs the variant's forward pass (or takes the O and LSE that were given), judges it, and with a right one the backward pass
+/// likewise; traffic and time are those of the backward pass alone.
+/// @throws Refused also when O and LSE were given and the variant needs more than those; else as run_variant()
+BackwardRun run_variant(const Stage& stage, const BackwardVariant& variant, const Setup& setup, BackwardSetup& backward);
+
+/// Whether O and LSE that were given are those of the inputs, on the rows of setup.want. @return why not; empty when they are
+std::string judge_given(const Setup& setup, const Result& given);
 
 }  // namespace workbook

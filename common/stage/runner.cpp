@@ -7,6 +7,7 @@
 #include <algorithm>
 #include <iostream>
 #include <new>
+#include <type_traits>
 
 namespace workbook {
 namespace {
@@ -17,20 +18,36 @@ constexpr double patience_seconds = 3600;
 
 enum Exit { all_right = 0, wrong = 1, bad_arguments = 2, refused = 3 };
 
-std::vector<const Variant*> select(const Stage& stage, const std::vector<std::string>& words) {
-    const auto chosen = [&](const Variant& v, const std::string& word) { return word == v.id || word == v.name; };
+/// The variants of a stage that a run is about.
+struct Selection {
+    std::vector<const Variant*> forward;
+    std::vector<const BackwardVariant*> backward;
+};
+
+Selection select(const Stage& stage, const std::vector<std::string>& words) {
+    const auto is = [](const auto& v, const std::string& word) { return word == v.id || word == v.name; };
+    const auto knows = [&](const auto& variants, const std::string& word) {
+        return std::any_of(variants.begin(), variants.end(), [&](const auto& v) { return is(v, word); });
+    };
+    std::string accepted;
+    const auto list = [&](const auto& variants) {
+        for (const auto& v : variants) accepted += (accepted.empty() ? "" : ", ") + v.id + " or " + v.name;
+    };
+    list(stage.variants);
+    list(stage.backward);
     for (const std::string& word : words) {
-        if (std::any_of(stage.variants.begin(), stage.variants.end(), [&](const Variant& v) { return chosen(v, word); })) continue;
-        std::string accepted;
-        for (const Variant& v : stage.variants) accepted += (accepted.empty() ? "" : ", ") + v.id + " or " + v.name;
-        throw InvalidArgument("--variant=" + word + ": " + accepted + " is accepted");
+        if (!knows(stage.variants, word) && !knows(stage.backward, word))
+            throw InvalidArgument("--variant=" + word + ": " + accepted + " is accepted");
     }
-    std::vector<const Variant*> selected;
-    for (const Variant& v : stage.variants) {
-        if (words.empty() || std::any_of(words.begin(), words.end(), [&](const std::string& word) { return chosen(v, word); })) {
-            selected.push_back(&v);
-        }
-    }
+    Selection selected;
+    const auto pick = [&](const auto& variants, auto& into) {
+        for (const auto& v : variants)
+            if (words.empty() || std::any_of(words.begin(), words.end(), [&](const std::string& word) { return is(v, word); })) {
+                into.push_back(&v);
+            }
+    };
+    pick(stage.variants, selected.forward);
+    pick(stage.backward, selected.backward);
     return selected;
 }
 
@@ -70,70 +87,84 @@ Device device_to_list(const Options& options) {
     }
 }
 
-/// What --list prints: each variant is asked what it refuses.
-std::string list_variants(const Stage& stage, const Device& device) {
+/// What --list prints of a variant, which is asked what it refuses.
+template <class AnyVariant>
+std::string list_variant(const AnyVariant& v, const Device& device) {
     static constexpr int dims[] = {16, 32, 40, 64, 72, 80, 96, 100, 112, 128, 160, 192, 224, 256};
-    std::string text = "Stage " + stage.id + ": " + stage.title + " on " + device.name + "\n";
-    for (const Variant& v : stage.variants) {
-        text += "\n  " + v.id + "  " + v.name + "\n";
-        for (const DType type : {DType::f32, DType::f16, DType::bf16}) {
-            Problem base;
-            base.dtype = type;
-            std::string accepted, reason;
-            bool all = true;
-            int does = 0;
-            for (const int d : dims) {
-                Problem p = base;
-                p.head_dim = d;
-                if (const auto why = v.refuses(p, device)) {
-                    all = false;
-                    if (reason.empty() || d == Problem{}.head_dim) reason = *why;
-                } else {
-                    accepted += " " + std::to_string(d);
-                    if (does == 0 || d == Problem{}.head_dim) does = d;
-                }
+    std::string text;
+    for (const DType type : {DType::f32, DType::f16, DType::bf16}) {
+        Problem base;
+        base.dtype = type;
+        std::string accepted, reason;
+        bool all = true;
+        int does = 0;
+        for (const int d : dims) {
+            Problem p = base;
+            p.head_dim = d;
+            if (const auto why = v.refuses(p, device)) {
+                all = false;
+                if (reason.empty() || d == Problem{}.head_dim) reason = *why;
+            } else {
+                accepted += " " + std::to_string(d);
+                if (does == 0 || d == Problem{}.head_dim) does = d;
             }
-            text += "      " + std::string(name(type)) + std::string(6 - std::string(name(type)).size(), ' ');
-            if (does == 0) {
-                text += "no: " + reason + "\n";
-                continue;
-            }
-            text += all ? "every head dimension up to 256" : "head dimensions" + accepted;
-            base.head_dim = does;
-            Problem causal = base, gqa = base, cross = base, bnhd = base, ragged = base;
-            causal.causal = true;
-            gqa.heads = 4;
-            cross.kv_seq = 2 * cross.seq;
-            bnhd.layout = Layout::bnhd;
-            ragged.seq = ragged.kv_seq = 257;
-            for (const auto& [what, problem] :
-                 {std::pair{"causal", causal}, {"Hq > Hkv", gqa}, {"Nq != Nkv", cross}, {"any length", ragged}, {"bnhd", bnhd}}) {
-                text += std::string("; ") + (v.refuses(problem, device) ? "not " : "") + what;
-            }
-            text += "\n";
         }
+        text += "      " + std::string(name(type)) + std::string(6 - std::string(name(type)).size(), ' ');
+        if (does == 0) {
+            text += "no: " + reason + "\n";
+            continue;
+        }
+        text += all ? "every head dimension up to 256" : "head dimensions" + accepted;
+        base.head_dim = does;
+        Problem causal = base, gqa = base, cross = base, bnhd = base, ragged = base;
+        causal.causal = true;
+        gqa.heads = 4;
+        cross.kv_seq = 2 * cross.seq;
+        bnhd.layout = Layout::bnhd;
+        ragged.seq = ragged.kv_seq = 257;
+        for (const auto& [what, problem] :
+             {std::pair{"causal", causal}, {"Hq > Hkv", gqa}, {"Nq != Nkv", cross}, {"any length", ragged}, {"bnhd", bnhd}}) {
+            text += std::string("; ") + (v.refuses(problem, device) ? "not " : "") + what;
+        }
+        text += "\n";
     }
     return text;
 }
 
-DType default_dtype(const std::vector<const Variant*>& variants, const Options& options, const Device& device) {
+std::string list_variants(const Stage& stage, const Selection& selected, const Device& device) {
+    std::string text = "Stage " + stage.id + ": " + stage.title + " on " + device.name + "\n";
+    for (const Variant* v : selected.forward) text += "\n  " + v->id + "  " + v->name + "\n" + list_variant(*v, device);
+    for (const BackwardVariant* v : selected.backward) {
+        text += "\n  " + v->id + "  " + v->name + " (backward)\n" + list_variant(*v, device);
+    }
+    return text;
+}
+
+DType default_dtype(const Selection& selected, const Options& options, const Device& device) {
     for (const DType type : {DType::f32, DType::f16, DType::bf16}) {
         const Problem problem = options.problem(type);
         check(problem);
-        if (std::any_of(variants.begin(), variants.end(), [&](const Variant* v) { return !v->refuses(problem, device); })) return type;
+        const auto does = [&](const auto* v) { return !v->refuses(problem, device); };
+        if (std::any_of(selected.forward.begin(), selected.forward.end(), does)) return type;
+        if (std::any_of(selected.backward.begin(), selected.backward.end(), does)) return type;
     }
     return DType::f32;
 }
 
-std::vector<long long> rows_to_check(const Problem& p, const Options& options) {
-    const double products = static_cast<double>(p.rows()) * p.kv_seq * p.head_dim;
-    const long long count = options.check_rows.value_or(products <= max_reference_products ? 0 : sampled_rows);
-    return count == 0 || count >= p.rows() ? std::vector<long long>{} : sample_rows(p, count);
+/// How many rows of O and dQ, and of dK and dV, to compare with float64; 0: all.
+/// @param work multiplications of float64 for each (row, key, column): 1 forward, about 5 backward
+long long rows_to_check(const Problem& p, const Options& options, double work) {
+    const double products = work * static_cast<double>(p.rows()) * p.kv_seq * p.head_dim;
+    return options.check_rows.value_or(products <= max_reference_products ? 0 : sampled_rows);
 }
+
+bool has_result(const Run&) { return true; }
+/// No backward pass follows a wrong forward pass.
+bool has_result(const BackwardRun& run) { return !run.result.dq.empty(); }
 
 /// Why a variant is not run although it could be; nothing when it is run.
 std::string too_long(const Report& report, const Problem& problem, const Device& device, const Options& options) {
-    const double seconds = device.emulated ? emulation_estimate(problem, report.predicted) : report.prediction.seconds();
+    const double seconds = device.emulated ? emulation_estimate(problem, report) : report.prediction.seconds();
     if (options.max_seconds && seconds > *options.max_seconds) {
         return "skipped: would take about " + rough_duration(seconds) + ", more than --max-seconds allows (" +
                rough_duration(*options.max_seconds) + ")";
@@ -147,7 +178,7 @@ public:
         : stage_(stage),
           options_(options),
           program_("step" + stage.id),
-          variants_(select(stage, options.variants)),
+          selected_(select(stage, options.variants)),
           machine_(machine_of(options)) {}
 
     int run() {
@@ -155,13 +186,11 @@ public:
         if (options_.input) file = read_safetensors(*options_.input);
         problem_ = options_.input
                        ? problem_of(options_, file)
-                       : options_.problem(options_.dtype ? *options_.dtype : default_dtype(variants_, options_, machine_.device));
+                       : options_.problem(options_.dtype ? *options_.dtype : default_dtype(selected_, options_, machine_.device));
         check(problem_);
 
-        std::vector<const Variant*> accepted;
-        for (const Variant* variant : variants_)
-            if (accept(*variant)) accepted.push_back(variant);
-        if (accepted.empty()) return exit_;
+        const Selection accepted{accept(selected_.forward), accept(selected_.backward)};
+        if (accepted.forward.empty() && accepted.backward.empty()) return exit_;
 
         Setup setup{options_,
                     machine_.device,
@@ -170,31 +199,66 @@ public:
                     options_.input ? file_inputs(problem_, file) : random_inputs(problem_, options_),
                     {},
                     {}};
+        std::optional<BackwardSetup> backward;
+        if (!accepted.backward.empty()) {
+            backward.emplace();
+            backward->d_o = output_gradient(problem_, options_, options_.input ? &file : nullptr);
+        }
         file = {};
-        read_previous(setup.inputs);
-        const std::vector<long long> rows = rows_to_check(problem_, options_);
+        const std::string d_o = backward ? backward->d_o.origin : "";
+        read_previous(setup.inputs, d_o);
+        const long long count = rows_to_check(problem_, options_, backward ? 5 : 1);
         const Inputs& in = setup.inputs;
+        const bool sampled = count > 0 && count < problem_.rows();
+        const std::vector<long long> rows = sampled ? sample_rows(problem_, count) : std::vector<long long>{};
         setup.want = reference_forward(problem_, in.q_host, in.k_host, in.v_host, rows);
         setup.plain = plain_low_precision_forward(problem_, in.q_host, in.k_host, in.v_host, rows);
-
-        if (table() && !options_.rows_only) {
-            std::cout << heading(stage_, setup, previous_ ? previous_->label + " (" + options_.against.back().string() + ")" : "")
-                      << column_heads(machine_.device.emulated) << std::flush;
+        if (backward) {
+            if (sampled) backward->kv_rows = sample_kv_rows(problem_, count);
+            if (options_.forward) backward->forward = read_forward(setup);
         }
-        for (const Variant* variant : accepted) run(*variant, setup);
-        if (options_.output && last_) {
-            if (last_->report.id != variants_.back()->id) {
-                std::cerr << program_ << ": " << options_.output->string() << " holds the result of " << last_->report.label()
-                          << ", the last variant that ran\n";
-            }
-            write_result(*options_.output, stage_.id, last_->report.label(), setup.inputs, last_->result, machine_.device.name,
-                         last_->report.seconds);
+
+        const auto from = [&](const auto& previous) {
+            return previous ? previous->label + " (" + options_.against.back().string() + ")" : std::string();
+        };
+        if (table() && !options_.rows_only) std::cout << heading(stage_, setup);
+        if (table() && !options_.rows_only && !accepted.forward.empty()) {
+            std::cout << forward_heading(setup, from(forward_.previous)) << std::flush;
+        }
+        for (const Variant* variant : accepted.forward) {
+            run(*variant, forward_, [&] { return run_variant(stage_, *variant, setup); });
+        }
+        if (table() && backward) {
+            if (options_.rows_only || !accepted.forward.empty()) std::cout << "\n";
+            std::cout << backward_heading(setup, *backward, from(backward_.previous)) << std::flush;
+        }
+        for (const BackwardVariant* variant : accepted.backward) {
+            run(*variant, backward_, [&] { return run_variant(stage_, *variant, setup, *backward); });
+        }
+
+        const bool any = forward_.ran || backward_.ran;
+        if (options_.output && any) {
+            if (!selected_.forward.empty()) tell_what_is_written(forward_, selected_.forward.back()->id);
+            if (!selected_.backward.empty()) tell_what_is_written(backward_, selected_.backward.back()->id);
+            write_results(*options_.output, stage_.id, in, d_o,
+                          {forward_.ran ? forward_.previous : std::nullopt, backward_.ran ? backward_.previous : std::nullopt});
         }
         // Where some variants of a stage ran, those that cannot do the problem do not fail it, unless they were asked for.
-        return exit_ == refused && last_ && options_.variants.empty() ? all_right : exit_;
+        return exit_ == refused && any && options_.variants.empty() ? all_right : exit_;
     }
 
 private:
+    /// What is known of the runs in one direction.
+    template <class AnyResult>
+    struct Direction {
+        std::optional<Earlier<AnyResult>> previous;  ///< the last that ran; before the first, what --against gave
+        bool ran = false;
+        std::string last_id;
+        // What speedups are over.
+        std::string baseline, baseline_device;
+        std::optional<double> baseline_seconds;
+    };
+
     bool table() const { return !options_.json && !options_.quiet; }
 
     void worsen(int status) {
@@ -215,13 +279,23 @@ private:
         worsen(exit_status);
     }
 
-    bool accept(const Variant& variant) {
+    template <class AnyVariant>
+    std::vector<const AnyVariant*> accept(const std::vector<const AnyVariant*>& variants) {
+        std::vector<const AnyVariant*> accepted;
+        for (const AnyVariant* variant : variants)
+            if (accept(*variant)) accepted.push_back(variant);
+        return accepted;
+    }
+
+    template <class AnyVariant>
+    bool accept(const AnyVariant& variant) {
         if (const auto reason = variant.refuses(problem_, machine_.device)) {
             Report report;
             report.stage = stage_.id;
             report.id = variant.id;
             report.name = variant.name;
-            report.naive_requested = naive_movement(problem_).requested.total();
+            report.backward = std::is_same_v<AnyVariant, BackwardVariant>;
+            report.naive_requested = (report.backward ? standard_backward_movement(problem_) : naive_movement(problem_)).requested.total();
             drop(report, "refused", *reason, refused);
             return false;
         }
@@ -230,7 +304,7 @@ private:
             drop(report, "skipped", reason, refused);
             return false;
         }
-        const double emulation = emulation_estimate(problem_, report.predicted);
+        const double emulation = emulation_estimate(problem_, report);
         if (machine_.device.emulated && emulation > patience_seconds && !options_.force) {
             drop(report, "refused", "would take about " + rough_duration(emulation) + " on the emulator; use a smaller problem, or --force",
                  refused);
@@ -239,42 +313,71 @@ private:
         return true;
     }
 
-    void read_previous(const Inputs& inputs) {
-        for (const auto& path : options_.against) {
-            Previous previous = read_result(path, inputs);
-            if (!baseline_seconds_ && path == options_.against.front()) {
-                baseline_ = previous.label;
-                baseline_device_ = previous.device;
-                baseline_seconds_ = previous.seconds;
+    void read_previous(const Inputs& inputs, const std::string& d_o) {
+        const auto take = [](auto& from, auto& direction) {
+            if (!from) return;
+            if (!direction.previous) {
+                direction.baseline = from->label;
+                direction.baseline_device = from->device;
+                direction.baseline_seconds = from->seconds;
             }
-            previous_ = std::move(previous);
+            direction.previous = std::move(from);
+        };
+        for (const auto& path : options_.against) {
+            Written written = read_results(path, inputs, d_o);
+            take(written.forward, forward_);
+            take(written.backward, backward_);
         }
     }
 
-    void compare_with_baseline(Report& report) {
-        if (!report.seconds) return;
-        if (!baseline_seconds_ && options_.against.empty() && stage_.id == "01") {  // stage 01 is its own baseline
-            baseline_ = report.label();
-            baseline_device_ = machine_.device.name;
-            baseline_seconds_ = report.seconds;
+    /// O and LSE that --forward names, once they are known to be those of the inputs.
+    Previous read_forward(const Setup& setup) const {
+        const std::string path = options_.forward->string();
+        Written written = read_results(*options_.forward, setup.inputs, "");
+        if (!written.forward)
+            throw FileError("--forward=" + path + " holds gradients and no o and lse; --output of a forward pass is accepted");
+        if (const std::string why = judge_given(setup, written.forward->result); !why.empty()) {
+            throw FileError("--forward=" + path + ": its o and lse are not those of these inputs: " + why);
         }
-        if (!baseline_seconds_) return;
-        if (baseline_device_ != machine_.device.name) {
+        written.forward->label += " (" + path + ")";
+        return std::move(*written.forward);
+    }
+
+    template <class AnyResult>
+    void compare_with_baseline(Report& report, Direction<AnyResult>& direction) {
+        if (!report.seconds) return;
+        // Where --against gave none, stage 01 is its own baseline, and so is standard backward.
+        if (direction.baseline.empty() && (stage_.id == "01" || report.id == "05a")) {
+            direction.baseline = report.label();
+            direction.baseline_device = machine_.device.name;
+            direction.baseline_seconds = report.seconds;
+        }
+        if (!direction.baseline_seconds) return;
+        if (direction.baseline_device != machine_.device.name) {
             if (!warned_) {
-                std::cerr << program_ << ": no speedup: " << baseline_ << " was timed on " << baseline_device_ << ", this is "
-                          << machine_.device.name << "\n";
+                std::cerr << program_ << ": no speedup: " << direction.baseline << " was timed on " << direction.baseline_device
+                          << ", this is " << machine_.device.name << "\n";
             }
             warned_ = true;
             return;
         }
-        report.baseline = baseline_;
-        report.speedup = *baseline_seconds_ / *report.seconds;
+        report.baseline = direction.baseline;
+        report.speedup = *direction.baseline_seconds / *report.seconds;
     }
 
-    void run(const Variant& variant, const Setup& setup) {
-        Run run;
+    template <class AnyResult>
+    void tell_what_is_written(const Direction<AnyResult>& direction, const std::string& last_id) const {
+        if (!direction.ran || direction.last_id == last_id) return;
+        std::cerr << program_ << ": " << options_.output->string() << " holds the result of " << direction.previous->label
+                  << ", the last variant that ran\n";
+    }
+
+    /// @param launch runs the variant and gives its Run or BackwardRun
+    template <class AnyVariant, class AnyResult, class Launch>
+    void run(const AnyVariant& variant, Direction<AnyResult>& direction, Launch launch) {
+        decltype(launch()) run;
         try {
-            run = run_variant(stage_, variant, setup);
+            run = launch();
         } catch (const InvalidArgument&) {
             throw;
         } catch (const std::exception& error) {
@@ -287,11 +390,11 @@ private:
             return;
         }
         Report& report = run.report;
-        if (previous_) {
-            report.previous = previous_->label;
-            report.difference = compare_runs(previous_->result, run.result);
+        if (direction.previous && has_result(run)) {
+            report.previous = direction.previous->label;
+            report.difference = compare_runs(direction.previous->result, run.result);
         }
-        compare_with_baseline(report);
+        compare_with_baseline(report, direction);
         if (report.status == "wrong") worsen(wrong);
 
         if (table()) {
@@ -302,21 +405,21 @@ private:
             std::cerr << program_ << ": " << report.label() << " is wrong: " << report.reason << "\n";
         }
         print_json(report);
-        previous_ = Previous{report.label(), run.result, report.seconds, machine_.device.name};
-        last_ = std::move(run);
+        if (!has_result(run)) return;
+        direction.previous = Earlier<AnyResult>{report.label(), std::move(run.result), report.seconds, machine_.device.name};
+        direction.ran = true;
+        direction.last_id = report.id;
     }
 
     const Stage& stage_;
     const Options& options_;
     const std::string program_;
-    const std::vector<const Variant*> variants_;
+    const Selection selected_;
     const Machine machine_;
     Problem problem_;
     int exit_ = all_right;
-    std::optional<Previous> previous_;
-    std::optional<Run> last_;
-    std::string baseline_, baseline_device_;
-    std::optional<double> baseline_seconds_;
+    Direction<Result> forward_;
+    Direction<GradientResult> backward_;
     bool warned_ = false;
 };
 
@@ -347,10 +450,7 @@ int stage_main(const Stage& stage, int argc, char** argv) {
             return all_right;
         }
         if (options.list) {
-            const auto variants = select(stage, options.variants);
-            Stage shown{stage.id, stage.title, {}};
-            for (const Variant* v : variants) shown.variants.push_back(*v);
-            std::cout << list_variants(shown, device_to_list(options));
+            std::cout << list_variants(stage, select(stage, options.variants), device_to_list(options));
             return all_right;
         }
         return Session(stage, options).run();

@@ -5,6 +5,7 @@
 #include <new>
 #include <sstream>
 #include <utility>
+#include <vector>
 
 namespace workbook {
 namespace {
@@ -72,31 +73,68 @@ void check_apart(const Extent& written, const Extent& other) {
     }
 }
 
+/// A tensor (B, heads, rows, d) of the problem, with a name.
+struct Named {
+    const char* name;
+    const TensorRef& tensor;
+    int heads, rows;
+};
+
+/// Checks each tensor by itself, and that nothing that is written lies on something else. LSE is read by a backward pass, written by a
+/// forward.
+void check_memory(const Problem& p, const std::vector<Named>& read, const std::vector<Named>& written, const float* lse, bool lse_is_read) {
+    const std::size_t element = size_of(p.dtype);
+    std::vector<Extent> inputs, outputs;
+    const auto check_tensor = [&](const Named& t, std::vector<Extent>& extents) {
+        check_pointer(t.name, t.tensor.data, element);
+        check_strides(t.name, t.tensor, p.head_dim);
+        extents.push_back(extent_of(t.name, t.tensor, p.batch, t.heads, t.rows, p.head_dim, element));
+    };
+    for (const Named& t : read) check_tensor(t, inputs);
+    for (const Named& t : written) {
+        check_tensor(t, outputs);
+        check_no_overlap(t.name, t.tensor, p.batch, t.heads, t.rows, p.head_dim);
+    }
+    check_pointer("LSE", lse, sizeof(float));
+    const auto begin = reinterpret_cast<std::uintptr_t>(lse);
+    (lse_is_read ? inputs : outputs).push_back({"LSE", begin, begin + static_cast<std::uintptr_t>(p.rows()) * sizeof(float)});
+    for (std::size_t i = 0; i < outputs.size(); ++i) {
+        for (const Extent& input : inputs) check_apart(outputs[i], input);
+        for (std::size_t other = 0; other < i; ++other) check_apart(outputs[i], outputs[other]);
+    }
+}
+
 void check_memory(const Forward& args) {
     const Problem& p = args.problem;
-    const std::size_t element = size_of(p.dtype);
-    check_pointer("Q", args.q.data, element);
-    check_pointer("K", args.k.data, element);
-    check_pointer("V", args.v.data, element);
-    check_pointer("O", args.o.data, element);
-    check_pointer("LSE", args.lse, sizeof(float));
-    check_strides("Q", args.q, p.head_dim);
-    check_strides("K", args.k, p.head_dim);
-    check_strides("V", args.v, p.head_dim);
-    check_strides("O", args.o, p.head_dim);
-    check_no_overlap("O", args.o, p.batch, p.heads, p.seq, p.head_dim);
+    check_memory(p, {{"Q", args.q, p.heads, p.seq}, {"K", args.k, p.kv_heads, p.kv_seq}, {"V", args.v, p.kv_heads, p.kv_seq}},
+                 {{"O", args.o, p.heads, p.seq}}, args.lse, false);
+}
 
-    const auto lse = reinterpret_cast<std::uintptr_t>(args.lse);
-    const Extent inputs[] = {extent_of("Q", args.q, p.batch, p.heads, p.seq, p.head_dim, element),
-                             extent_of("K", args.k, p.batch, p.kv_heads, p.kv_seq, p.head_dim, element),
-                             extent_of("V", args.v, p.batch, p.kv_heads, p.kv_seq, p.head_dim, element)};
-    const Extent o = extent_of("O", args.o, p.batch, p.heads, p.seq, p.head_dim, element);
-    const Extent l = {"LSE", lse, lse + static_cast<std::uintptr_t>(p.rows()) * sizeof(float)};
-    for (const Extent& input : inputs) {
-        check_apart(o, input);
-        check_apart(l, input);
+void check_memory(const Backward& args) {
+    const Problem& p = args.problem;
+    check_memory(p,
+                 {{"Q", args.q, p.heads, p.seq},
+                  {"K", args.k, p.kv_heads, p.kv_seq},
+                  {"V", args.v, p.kv_heads, p.kv_seq},
+                  {"O", args.o, p.heads, p.seq},
+                  {"dO", args.d_o, p.heads, p.seq}},
+                 {{"dQ", args.dq, p.heads, p.seq}, {"dK", args.dk, p.kv_heads, p.kv_seq}, {"dV", args.dv, p.kv_heads, p.kv_seq}}, args.lse,
+                 true);
+}
+
+/// Checks, then launches; every refusal names the variant.
+template <class AnyVariant, class Args>
+void run_checked(const AnyVariant& variant, void (*launch)(Args&), Args& args) {
+    check(args.problem);
+    const std::string label = variant.id + " " + variant.name + ": ";
+    if (const auto reason = variant.refuses(args.problem, args.device)) throw Refused(label + *reason);
+    check_memory(args);
+    args.exec.shared_memory_limit = args.device.shared_memory_per_block;
+    try {
+        launch(args);
+    } catch (const Refused& error) {
+        throw Refused(label + error.what());
     }
-    check_apart(l, o);
 }
 
 }  // namespace
@@ -126,18 +164,17 @@ void* Workspace::bytes(const std::string& name, std::size_t count) {
     return buffer.data();
 }
 
-void run_forward(const Variant& variant, Forward& args) {
-    check(args.problem);
-    if (const auto reason = variant.refuses(args.problem, args.device)) {
-        throw Refused(variant.id + " " + variant.name + ": " + *reason);
-    }
-    check_memory(args);
-    args.exec.shared_memory_limit = args.device.shared_memory_per_block;
-    try {
-        variant.forward(args);
-    } catch (const Refused& error) {
-        throw Refused(variant.id + " " + variant.name + ": " + error.what());
-    }
+void require_16_byte_rows(const std::string& variant, const char* name, const TensorRef& t, const std::string& others) {
+    bool aligned = reinterpret_cast<std::uintptr_t>(t.data) % 16 == 0;
+    for (const long long stride : t.strides) aligned = aligned && stride % 8 == 0;
+    if (aligned) return;
+    throw Refused(variant + ": " + name + " starts at an address that is not a multiple of 16 bytes, or has a stride of (" +
+                  std::to_string(t.strides[0]) + ", " + std::to_string(t.strides[1]) + ", " + std::to_string(t.strides[2]) +
+                  ") elements: multiples of 8 are accepted; " + others);
 }
+
+void run_forward(const Variant& variant, Forward& args) { run_checked(variant, variant.forward, args); }
+void run_forward(const BackwardVariant& variant, Forward& args) { run_checked(variant, variant.forward, args); }
+void run_backward(const BackwardVariant& variant, Backward& args) { run_checked(variant, variant.backward, args); }
 
 }  // namespace workbook

@@ -50,6 +50,12 @@ struct TensorRef {
     Strides strides{};
 };
 
+/// (B, heads, rows, d)
+template <class T>
+simt::TensorView<T, 4> view_of(const char* name, const TensorRef& t, const Problem& problem, int heads, int rows) {
+    return simt::TensorView<T, 4>(name, static_cast<T*>(t.data), {problem.batch, heads, rows, problem.head_dim}, t.strides);
+}
+
 /// Everything a forward launch gets. The problem has passed check() and the variant's `refuses`.
 struct Forward {
     Problem problem;
@@ -80,7 +86,65 @@ struct Forward {
 private:
     template <class T>
     simt::TensorView<T, 4> view(const char* name, const TensorRef& t, int heads, int rows) const {
-        return simt::TensorView<T, 4>(name, static_cast<T*>(t.data), {problem.batch, heads, rows, problem.head_dim}, t.strides);
+        return view_of<T>(name, t, problem, heads, rows);
+    }
+};
+
+/// Everything a backward launch gets: the gradient dO of O comes in, those of Q, K and V go out, all in the problem's type. dK and dV
+/// are sums over the query heads that share a key/value head. The problem has passed check() and the variant's `refuses`.
+struct Backward {
+    Problem problem;
+    TensorRef q, k, v, o, d_o;   ///< read; O and LSE as a forward pass left them
+    const float* lse = nullptr;  ///< (B, Hq, Nq), read
+    TensorRef dq, dk, dv;        ///< written; of the shapes of Q, K and V
+    Device device;
+    simt::Execution exec;
+    Workspace& workspace;  ///< the forward pass's: it holds what that has kept beside O and LSE
+
+    template <class T>
+    simt::TensorView<const T, 4> Q() const {
+        return of_queries<const T>("Q", q);
+    }
+    template <class T>
+    simt::TensorView<const T, 4> K() const {
+        return of_keys<const T>("K", k);
+    }
+    template <class T>
+    simt::TensorView<const T, 4> V() const {
+        return of_keys<const T>("V", v);
+    }
+    template <class T>
+    simt::TensorView<const T, 4> O() const {
+        return of_queries<const T>("O", o);
+    }
+    template <class T>
+    simt::TensorView<const T, 4> dO() const {
+        return of_queries<const T>("dO", d_o);
+    }
+    simt::TensorView<const float, 3> LSE() const {
+        return simt::packed_view<const float, 3>("LSE", lse, {problem.batch, problem.heads, problem.seq});
+    }
+    template <class T>
+    simt::TensorView<T, 4> dQ() const {
+        return of_queries<T>("dQ", dq);
+    }
+    template <class T>
+    simt::TensorView<T, 4> dK() const {
+        return of_keys<T>("dK", dk);
+    }
+    template <class T>
+    simt::TensorView<T, 4> dV() const {
+        return of_keys<T>("dV", dv);
+    }
+
+private:
+    template <class T>
+    simt::TensorView<T, 4> of_queries(const char* name, const TensorRef& t) const {
+        return view_of<T>(name, t, problem, problem.heads, problem.seq);
+    }
+    template <class T>
+    simt::TensorView<T, 4> of_keys(const char* name, const TensorRef& t) const {
+        return view_of<T>(name, t, problem, problem.kv_heads, problem.kv_seq);
     }
 };
 
@@ -96,15 +160,48 @@ struct Variant {
     Unit (*unit)(DType);                                            ///< which unit multiplies
 };
 
-/// A numbered stage.
+/// A backward pass of a stage, and the forward pass that it follows.
+struct BackwardVariant {
+    std::string id;    ///< "05b"
+    std::string name;  ///< "recompute"
+    /// Why this variant cannot do the problem on the device, forward or backward; nothing if it can.
+    std::optional<std::string> (*refuses)(const Problem&, const Device&);
+    /// Writes O and LSE, and leaves in the Workspace what else `backward` reads.
+    void (*forward)(Forward&);
+    /// O and LSE of any forward pass of the problem will do. Where it is false, `forward` must have run on the same Workspace.
+    bool any_forward;
+    void (*backward)(Backward&);
+    int products;                                               ///< matrix products that `backward` calculates: 5 where P is computed again
+    Movement (*movement)(const Problem&, const Device&);        ///< predicted traffic of `backward`
+    std::size_t (*saved_bytes)(const Problem&, const Device&);  ///< predicted memory held between the passes beside Q, K, V and O
+    std::size_t (*workspace_bytes)(const Problem&, const Device&);  ///< predicted Workspace after both passes
+    Unit (*unit)(DType);                                            ///< which unit multiplies
+};
+
+/// A numbered stage. It may have forward variants, backward variants or both.
 struct Stage {
     std::string id;     ///< "03"
     std::string title;  ///< "Shared-memory tiling (FlashAttention-1)"
-    std::vector<Variant> variants;
+    std::vector<Variant> variants = {};
+    std::vector<BackwardVariant> backward = {};
 };
+
+/// For kernels that move 16 bytes at once: that a tensor of 16-bit elements starts at a multiple of 16 bytes, and its strides are
+/// multiples of 8 elements.
+/// @param variant "04c tensor_core" @param others what the message ends with: "variants 04a and 04b take any"
+/// @throws Refused otherwise
+void require_16_byte_rows(const std::string& variant, const char* name, const TensorRef& t, const std::string& others);
 
 /// Runs a variant after checking everything, so that no caller can skip a check.
 /// @throws InvalidArgument, Refused
 void run_forward(const Variant& variant, Forward& args);
+
+/// The forward pass that a backward variant follows, checked likewise.
+/// @throws InvalidArgument, Refused
+void run_forward(const BackwardVariant& variant, Forward& args);
+
+/// Runs a backward variant after checking everything. What `forward` left in the Workspace is the caller's to have there.
+/// @throws InvalidArgument, Refused
+void run_backward(const BackwardVariant& variant, Backward& args);
 
 }  // namespace workbook

@@ -57,23 +57,25 @@ std::size_t width_of(const std::vector<Column>& columns) {
     return width;
 }
 
-std::vector<Column> head_columns(bool emulated) {
+std::vector<Column> head_columns(bool emulated, bool backward) {
+    const std::string baseline = backward ? "of 05a" : "of 01", saved = backward ? "saved MiB" : "";
     if (emulated) {
         return {{11, "max abs", "read MiB"},   {11, "rel RMS", "in sectors"}, {11, "vs prev", "write MiB"}, {11, "GFLOP", "in sectors"},
-                {12, "pred. ms", "pred. MiB"}, {14, "bound by", "of 01"},     {11, "", "extra MiB"}};
+                {12, "pred. ms", "pred. MiB"}, {14, "bound by", baseline},    {11, saved, "extra MiB"}};
     }
-    return {{11, "max abs", "read MiB"}, {11, "rel RMS", "write MiB"}, {11, "vs prev", "HBM MiB"},    {11, "GFLOP", "of 01"},
-            {11, "pred. ms", ""},        {14, "bound by", ""},         {11, "meas. ms", "extra MiB"}, {10, "TFLOPS", "speedup"}};
+    return {{11, "max abs", "read MiB"}, {11, "rel RMS", "write MiB"}, {11, "vs prev", "HBM MiB"},    {11, "GFLOP", baseline},
+            {11, "pred. ms", ""},        {14, "bound by", saved},      {11, "meas. ms", "extra MiB"}, {10, "TFLOPS", "speedup"}};
 }
 
 std::vector<Column> cells(const Report& r, bool emulated) {
     const std::string none = "-";
-    const std::string max_abs = scientific(r.verdict.o.max_abs), rel_rms = scientific(r.verdict.o.rel_rms);
+    const std::string max_abs = scientific(r.max_abs()), rel_rms = scientific(r.rel_rms());
     const std::string previous = r.difference ? scientific(r.difference->rel_rms) : none;
-    const std::string gflop = significant(1e-9 * r.flops), predicted_ms = significant(1e3 * r.prediction.seconds());
+    const std::string gflop = significant(1e-9 * r.calculated_flops), predicted_ms = significant(1e3 * r.prediction.seconds());
     const std::string bound(r.prediction.bound());
     const std::string of_naive = significant(static_cast<double>(r.read() + r.written()) / r.naive_requested, 3) + "x";
-    std::vector<Column> columns = head_columns(emulated);
+    std::vector<Column> columns = head_columns(emulated, r.backward);
+    const std::string saved = r.backward ? mib(r.saved_memory) : "";
     const auto set = [&](std::size_t i, std::string upper, std::string lower) {
         columns[i].upper = std::move(upper);
         columns[i].lower = std::move(lower);
@@ -94,14 +96,14 @@ std::vector<Column> cells(const Report& r, bool emulated) {
         set(3, gflop, r.counted ? mib(written_sectors) : none);
         set(4, predicted_ms, sign + mib(r.predicted.requested.total()));
         set(5, bound, of_naive);
-        set(6, "", mib(r.extra_memory));
+        set(6, saved, mib(r.extra_memory));
     } else {
         set(0, max_abs, mib(r.read()));
         set(1, rel_rms, mib(r.written()));
         set(2, previous, mib(r.predicted.dram.total()));
         set(3, gflop, of_naive);
         set(4, predicted_ms, "");
-        set(5, bound, "");
+        set(5, bound, saved);
         set(6, r.seconds ? significant(1e3 * *r.seconds) : none, mib(r.extra_memory));
         set(7, r.seconds ? rate(r.flops / *r.seconds) : none, r.speedup ? significant(*r.speedup, 3) + "x" : none);
     }
@@ -174,7 +176,7 @@ std::string grouped(long long value) {
     return text;
 }
 
-std::string heading(const Stage& stage, const Setup& setup, const std::string& previous) {
+std::string heading(const Stage& stage, const Setup& setup) {
     const Problem& p = setup.inputs.problem;
     const Gpu& gpu = setup.target;
     const bool elsewhere = !setup.device.emulated && !setup.on_target;
@@ -192,17 +194,36 @@ std::string heading(const Stage& stage, const Setup& setup, const std::string& p
     const auto checked = static_cast<long long>(setup.want.rows.size());
     text += checked == p.rows() ? "all " + std::to_string(checked) + " rows"
                                 : std::to_string(checked) + " of " + std::to_string(p.rows()) + " rows";
-    text += " against float64\n";
+    return text + " against float64\n";
+}
+
+std::string forward_heading(const Setup& setup, const std::string& previous) {
+    std::string text;
     if (!previous.empty()) text += "  previous   " + previous + "\n";
     text += setup.device.emulated
                 ? "  columns    read, write: MiB that threads ask for, and in 32-byte sectors what has to move; \"=\": as predicted;\n"
                 : "  columns    read, write: MiB that threads ask for (predicted); HBM: MiB that must cross it (predicted);\n";
     text += "             of 01: bytes asked for over those of stage 01; extra: memory beside Q, K, V, O and LSE\n";
-    return text + "\n";
+    return text + "\n" + column_heads(setup.device.emulated);
 }
 
-std::string column_heads(bool emulated) {
-    const std::vector<Column> columns = head_columns(emulated);
+std::string backward_heading(const Setup& setup, const BackwardSetup& backward, const std::string& previous) {
+    std::string text = "  backward   dO: " + backward.d_o.origin + "\n";
+    if (backward.forward) text += "             O and LSE: " + backward.forward->label + "\n";
+    if (!previous.empty()) text += "  previous   " + previous + "\n";
+    text += "  columns    max abs, rel RMS: the largest of dQ, dK and dV; GFLOP: what the kernels calculate; the rest is of the backward\n";
+    text += setup.device.emulated
+                ? "             pass alone; read, write: MiB that threads ask for, and in 32-byte sectors; \"=\": as predicted;\n"
+                : "             pass alone; read, write: MiB that threads ask for (predicted); HBM: MiB that must cross it;\n";
+    text +=
+        "             of 05a: bytes asked for over those of standard backward; saved: memory held from forward to backward beside\n"
+        "             Q, K, V and O; extra: workspace of both passes";
+    if (!setup.device.emulated) text += "; TFLOPS: 2.5 times the forward's FLOPs, as papers count, a second";
+    return text + "\n\n" + column_heads(setup.device.emulated, true);
+}
+
+std::string column_heads(bool emulated, bool backward) {
+    const std::vector<Column> columns = head_columns(emulated, backward);
     std::string text = two_lines("variant", "    type  verdict", columns);
     return text + std::string(width_of(columns), '-') + "\n";
 }
@@ -216,6 +237,10 @@ std::string row(const Report& report, DType dtype, bool emulated) {
     if (report.extra_memory != report.predicted_extra_memory) {
         text += indented("extra memory: the formula predicts " + grouped(report.predicted_extra_memory) + " bytes, " +
                          grouped(report.extra_memory) + " were allocated");
+    }
+    if (report.saved_memory != report.predicted_saved_memory) {
+        text += indented("saved memory: the formula predicts " + grouped(report.predicted_saved_memory) + " bytes, " +
+                         grouped(report.saved_memory) + " were held");
     }
     return text;
 }
@@ -278,6 +303,7 @@ std::string json_line(const Report& report, const Problem& problem, const std::s
     j["stage"] = report.stage;
     j["variant"] = report.id;
     j["name"] = report.name;
+    j["direction"] = report.backward ? "bwd" : "fwd";
     j["status"] = report.status;
     j["reason"] = when(!report.reason.empty(), report.reason);
     j["batch"] = problem.batch;
@@ -300,10 +326,17 @@ std::string json_line(const Report& report, const Problem& problem, const std::s
     j["checked_rows"] = when(ran, report.checked_rows);
     j["o"] = errors(report.verdict.o, report.verdict.o_allowed);
     j["lse"] = errors(report.verdict.lse, report.verdict.lse_allowed);
+    const auto gradient = [&](GradientErrors GradientVerdict::*of) {
+        return report.gradients ? errors((*report.gradients.*of).errors, (*report.gradients.*of).allowed) : Json(nullptr);
+    };
+    j["dq"] = gradient(&GradientVerdict::dq);
+    j["dk"] = gradient(&GradientVerdict::dk);
+    j["dv"] = gradient(&GradientVerdict::dv);
     j["previous"] = when(compared, report.previous);
     j["previous_max_abs"] = when(compared, compared ? report.difference->max_abs : 0);
     j["previous_rel_rms"] = when(compared, compared ? report.difference->rel_rms : 0);
     j["flops"] = report.flops;
+    j["calculated_flops"] = report.calculated_flops;
     j["requested_read"] = when(counted, report.read());
     j["requested_written"] = when(counted, report.written());
     j["sectors_read"] = when(counted, sectors_read);
@@ -318,6 +351,8 @@ std::string json_line(const Report& report, const Problem& problem, const std::s
     j["requested_ratio"] = static_cast<double>(report.read() + report.written()) / report.naive_requested;
     j["extra_memory"] = when(ran, report.extra_memory);
     j["predicted_extra_memory"] = report.predicted_extra_memory;
+    j["saved_memory"] = when(ran && report.backward, report.saved_memory);
+    j["predicted_saved_memory"] = when(report.backward, report.predicted_saved_memory);
     j["predicted_on"] = target.key;
     j["predicted_seconds"] = report.prediction.seconds();
     j["predicted_compute_seconds"] = report.prediction.compute_seconds;

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Draws the SVG figures of chapters 00 to 04 beside this file. Standard library only.
+"""Draws the SVG figures of chapters 00 to 05 beside this file. Standard library only.
 
 Every number in a figure is computed here from the constants below, so that a figure cannot drift from its formula.
 Usage: python3 docs/figures/make_figures.py
@@ -633,6 +633,69 @@ def swizzle():
         s.text(x0 - 8, base + 16, "reads", 12, "end")
         s.text(x0 + 4 * w, base + 42, f"{passes} passes: the same four banks each time" if passes > 1 else "1 pass: all 32 banks at once", 14, bold=True)
     s.save("swizzle.svg")
+def backward_tiles():
+    s = Svg(900, 560, "The backward pass that computes P again",
+            "A thread block keeps a block of K and V, with dK and dV in registers, while blocks of queries pass by.")
+    s.text(450, 32, "Stage 05b: one block of keys stays, all queries that see it pass by", 17, bold=True)
+    s.text(450, 54, "what has the size of one tile is made, used and dropped; nothing of size N × N is stored", 13, fill=SOFT)
+
+    # What streams in, for each block of queries.
+    s.text(110, 100, "from HBM or L2,", 13, fill=SOFT)
+    s.text(110, 117, "for each block i", 13, fill=SOFT)
+    rows = (("Q (i)", "Br × d", SAND), ("dO (i)", "Br × d", SAND), ("LSE (i)", "Br", GREEN_PALE), ("D (i)", "Br", GREEN_PALE))
+    for k, (name, shape, fill) in enumerate(rows):
+        y = 136 + 62 * k
+        s.rect(50, y, 120, 48, fill)
+        s.text(110, y + 22, name, 15, bold=True)
+        s.text(110, y + 40, shape, 12, fill=SOFT)
+        s.line(170, y + 24, 246, y + 24, INK, 1.6, None, "ink")
+
+    # The chip.
+    s.rect(250, 84, 400, 372, PALE, LINE, 12)
+    s.text(450, 108, "one thread block: block j of the keys", 14, bold=True)
+    s.rect(270, 124, 170, 56, BLUE_PALE)
+    s.text(355, 148, "K (j), V (j)", 15, bold=True)
+    s.text(355, 168, "loaded once, Bc × d each", 12, fill=SOFT)
+    steps = ("S = Q (i) K (j)ᵀ", "P = exp(scale · S − LSE (i))", "dP = dO (i) V (j)ᵀ", "dS = P ∘ (dP − D (i))")
+    for k, words in enumerate(steps):
+        y = 196 + 44 * k
+        s.rect(270, y, 250, 36, RED_PALE if k % 2 else "#ffffff")
+        s.text(395, y + 23, words, 14)
+        if k < 3:
+            s.line(395, y + 36, 395, y + 43, INK, 1.2)
+    s.text(532, 219, "1st product", 12, "start", fill=SOFT)
+    s.text(532, 263, "P again", 12, "start", fill=SOFT)
+    s.text(532, 307, "2nd", 12, "start", fill=SOFT)
+    s.rect(270, 384, 360, 56, BLUE_PALE)
+    s.text(450, 407, "dV (j) += Pᵀ dO (i)   dK (j) += dSᵀ Q (i)", 13, bold=True)
+    s.text(450, 428, "3rd and 4th; stay in registers to the end", 12, fill=SOFT)
+
+    # What goes out.
+    s.line(520, 346, 690, 346, RED, 1.8, None, "red")
+    s.rect(694, 318, 160, 56, RED_PALE, RED)
+    s.text(774, 341, "dQ (i) += dS K (j)", 14, bold=True)
+    s.text(774, 361, "5th: float32 atomics", 12, fill=SOFT)
+    s.line(630, 412, 690, 412, BLUE, 1.8, None, "blue")
+    s.rect(694, 388, 160, 48, BLUE_PALE, BLUE)
+    s.text(774, 410, "dK (j), dV (j)", 14, bold=True)
+    s.text(774, 428, "written once", 12, fill=SOFT)
+
+    # Before and after.
+    s.text(774, 150, "before", 13, bold=True)
+    s.text(774, 170, "D = rowsum(dO ∘ O)", 13)
+    s.text(774, 188, "dQ_acc = 0", 13)
+    s.text(774, 222, "after", 13, bold=True)
+    s.text(774, 242, "dQ = scale · dQ_acc", 13)
+
+    length, d, element = 4096, 128, 2
+    square, row = length * length * element, length * d * element
+    standard = 7 * square + 10 * row + 2 * 4 * length
+    again = 9 * row + 3 * 4 * length + 4 * 4 * length * d
+    s.text(450, 492, f"one head, N = {length}, d = {d}, 2 bytes an element", 14, bold=True)
+    s.text(450, 514, f"held from forward to backward: P, {square / MIB:.0f} MiB, against LSE, {4 * length / KIB:.0f} KiB", 14)
+    s.text(450, 536, f"through HBM in the backward pass: {standard / MIB:.0f} MiB against {again / MIB:.0f} MiB; "
+                     "products: 4 against 5", 14)
+    s.save("backward_tiles.svg")
 
 
 if __name__ == "__main__":
@@ -647,3 +710,4 @@ if __name__ == "__main__":
     mma_fragments()
     s_to_p()
     swizzle()
+    backward_tiles()

@@ -88,23 +88,10 @@ std::optional<std::string> refuses_tensor_core(const Problem& problem, const Dev
     return std::nullopt;
 }
 
-/// cp.async and the stores of O move 16 bytes at once.
-void check_alignment(const char* name, const TensorRef& t) {
-    bool aligned = reinterpret_cast<std::uintptr_t>(t.data) % 16 == 0;
-    for (const long long stride : t.strides) aligned = aligned && stride % 8 == 0;
-    if (!aligned)
-        throw Refused(std::string("04c tensor_core: ") + name +
-                      " starts at an address that is not a multiple of 16 bytes, or has a stride of (" + std::to_string(t.strides[0]) +
-                      ", " + std::to_string(t.strides[1]) + ", " + std::to_string(t.strides[2]) +
-                      ") elements: multiples of 8 are accepted; variants 04a and 04b take any");
-}
-
 void forward_tensor_core(Forward& args) {
     const Problem& p = args.problem;
-    check_alignment("Q", args.q);
-    check_alignment("K", args.k);
-    check_alignment("V", args.v);
-    check_alignment("O", args.o);
+    const std::pair<const char*, const TensorRef&> tensors[] = {{"Q", args.q}, {"K", args.k}, {"V", args.v}, {"O", args.o}};
+    for (const auto& [name, t] : tensors) require_16_byte_rows("04c tensor_core", name, t, "variants 04a and 04b take any");
     const auto run = [&]<class T>() {
         with_shape(p, args.device, [&]<class S>() {
             launch(

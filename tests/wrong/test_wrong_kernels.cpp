@@ -3,43 +3,69 @@
 #include <regex>
 
 // Each wrong kernel is a stage in a namespace of its own: see CMakeLists.txt beside this file for the mistakes.
-#define WRONG_KERNELS(X)             \
-    X(scale_forgotten)               \
-    X(maximum_not_subtracted)        \
-    X(one_tile_of_keys_missing)      \
-    X(no_rescale)                    \
-    X(rescale_of_l_only)             \
-    X(maximum_starts_at_zero)        \
-    X(lse_without_maximum)           \
-    X(lse_in_log2)                   \
-    X(mask_one_key_too_many)         \
-    X(mask_one_key_too_few)          \
-    X(top_left_causal)               \
-    X(kv_head_modulo)                \
-    X(kv_head_of_query)              \
-    X(minus_infinity_minus_infinity) \
-    X(division_forgotten)            \
-    X(last_rows_forgotten)           \
-    X(tail_not_masked)               \
-    X(no_barrier_after_loading)      \
-    X(no_barrier_before_softmax)     \
-    X(no_barrier_before_reuse)       \
-    X(past_not_rescaled)             \
-    X(barrier_in_a_branch)           \
-    X(wait_missing)                  \
-    X(wait_too_weak)                 \
-    X(no_barrier_in_the_ring)        \
-    X(copies_before_the_barrier)     \
-    X(ring_of_one_slot)              \
-    X(fragments_swapped)             \
-    X(values_not_transposed)         \
-    X(swizzle_ignored)               \
-    X(lanes_decide_alone)            \
-    X(maximum_of_the_first_block)    \
-    X(sign_of_scale_forgotten)       \
-    X(last_block_skipped)            \
-    X(diagonal_block_unmasked)       \
-    X(tail_block_unmasked)
+#define WRONG_KERNELS(X)              \
+    X(scale_forgotten)                \
+    X(maximum_not_subtracted)         \
+    X(one_tile_of_keys_missing)       \
+    X(no_rescale)                     \
+    X(rescale_of_l_only)              \
+    X(maximum_starts_at_zero)         \
+    X(lse_without_maximum)            \
+    X(lse_in_log2)                    \
+    X(mask_one_key_too_many)          \
+    X(mask_one_key_too_few)           \
+    X(top_left_causal)                \
+    X(kv_head_modulo)                 \
+    X(kv_head_of_query)               \
+    X(minus_infinity_minus_infinity)  \
+    X(division_forgotten)             \
+    X(last_rows_forgotten)            \
+    X(tail_not_masked)                \
+    X(no_barrier_after_loading)       \
+    X(no_barrier_before_softmax)      \
+    X(no_barrier_before_reuse)        \
+    X(past_not_rescaled)              \
+    X(barrier_in_a_branch)            \
+    X(wait_missing)                   \
+    X(wait_too_weak)                  \
+    X(no_barrier_in_the_ring)         \
+    X(copies_before_the_barrier)      \
+    X(ring_of_one_slot)               \
+    X(fragments_swapped)              \
+    X(values_not_transposed)          \
+    X(swizzle_ignored)                \
+    X(lanes_decide_alone)             \
+    X(maximum_of_the_first_block)     \
+    X(sign_of_scale_forgotten)        \
+    X(last_block_skipped)             \
+    X(diagonal_block_unmasked)        \
+    X(tail_block_unmasked)            \
+    X(d_omitted)                      \
+    X(d_omitted_in_standard)          \
+    X(dq_not_scaled)                  \
+    X(dq_scaled_twice)                \
+    X(dk_not_scaled)                  \
+    X(dk_scaled_twice)                \
+    X(mask_forgotten_in_backward)     \
+    X(tail_not_masked_in_backward)    \
+    X(lse_read_in_log2)               \
+    X(lse_not_in_log2)                \
+    X(accumulator_not_zeroed)         \
+    X(heads_overwritten)              \
+    X(first_block_of_queries_skipped) \
+    X(no_barrier_before_ds)           \
+    X(no_barrier_before_next_queries) \
+    X(tc_wait_missing)                \
+    X(tc_no_barrier_in_the_ring)      \
+    X(tc_no_barrier_before_dq)        \
+    X(tc_sums_not_zeroed)             \
+    X(tc_d_omitted)                   \
+    X(tc_dk_not_scaled)               \
+    X(tc_rows_that_see_nothing)       \
+    X(tc_tail_not_masked)             \
+    X(tc_mask_too_short)              \
+    X(tc_columns_in_order)            \
+    X(tc_own_queries_only)
 
 #define DECLARE(name)               \
     namespace name {                \
@@ -218,6 +244,121 @@ TEST(WrongKernels, DiagonalBlockUnmasked) {
 }
 TEST(WrongKernels, TailBlockUnmasked) {
     expect_told(tail_block_unmasked::stage(), TestCase(half()), "counts 22 keys past the end.*set s to -infinity where j >= Nkv");
+}
+
+// ---- stage 05 ----
+
+/// What the learner is told about a backward variant; "ok" when its mistake goes unnoticed.
+std::string told(const Stage& stage, const std::string& id, BackwardTestCase& test) {
+    for (const BackwardVariant& variant : stage.backward) {
+        if (variant.id != id) continue;
+        try {
+            const BackwardRun run = run_variant(stage, variant, test.setup, test.backward);
+            return run.report.status == "ok" ? "ok" : run.report.reason;
+        } catch (const std::exception& error) {
+            return error.what();
+        }
+    }
+    return "there is no variant " + id;
+}
+
+void expect_told(const Stage& stage, const std::string& id, const Problem& problem, const std::string& pattern) {
+    BackwardTestCase test(problem);
+    const std::string text = told(stage, id, test);
+    EXPECT_NE(text, "ok") << "the mistake went unnoticed";
+    EXPECT_TRUE(std::regex_search(text, std::regex(pattern, std::regex::icase))) << text;
+}
+
+TEST(WrongKernels, DOmitted) {
+    for (const char* id : {"05b", "05b-det"})
+        expect_told(d_omitted::stage(), id, small(), "dQ and dK are what a backward pass gives in which D is left out");
+    expect_told(d_omitted_in_standard::stage(), "05a", small(), "dQ and dK are what .* D is left out");
+}
+TEST(WrongKernels, ScaleOfDQ) {
+    expect_told(dq_not_scaled::stage(), "05b", small(), "dQ is what .* dQ is not multiplied by the softmax scale");
+    expect_told(dq_scaled_twice::stage(), "05b", small(), "dQ is what .* dQ is multiplied by the softmax scale twice");
+}
+TEST(WrongKernels, ScaleOfDK) {
+    expect_told(dk_not_scaled::stage(), "05b", small(), "dK is what .* dK is not multiplied by the softmax scale");
+    expect_told(dk_scaled_twice::stage(), "05b", small(), "dK is what .* dK is multiplied by the softmax scale twice");
+}
+TEST(WrongKernels, MaskForgottenInBackward) {
+    for (const char* id : {"05b", "05b-det"})
+        expect_told(mask_forgotten_in_backward::stage(), id, small(true), "dQ, dK and dV are what .* without the causal mask");
+}
+TEST(WrongKernels, TailNotMaskedInBackward) {
+    expect_told(tail_not_masked_in_backward::stage(), "05b", {.seq = 200, .kv_seq = 2, .head_dim = 64, .softmax_scale = 16.0f},
+                "dQ: [^]*NaN[^]*dQ is wrong");
+}
+TEST(WrongKernels, LseReadInLog2) { expect_told(lse_read_in_log2::stage(), "05b", small(), "LSE is taken in units of log2"); }
+TEST(WrongKernels, LseNotInLog2) { expect_told(lse_not_in_log2::stage(), "05b", small(), "LSE stands beside a score in units of log2"); }
+TEST(WrongKernels, AccumulatorNotZeroed) {
+    expect_told(accumulator_not_zeroed::stage(), "05b", small(), "dQ is added to memory that was not set to zero");
+}
+TEST(WrongKernels, HeadsOverwritten) {
+    expect_told(heads_overwritten::stage(), "05b", small(), "dK and dV are what .* the last query head of each group");
+}
+TEST(WrongKernels, FirstBlockOfQueriesSkipped) {
+    Problem p = small(true);
+    p.seq = 150;
+    p.kv_seq = 170;  // the diagonal cuts blocks of queries anywhere
+    expect_told(first_block_of_queries_skipped::stage(), "05b", p, "dQ, dK and dV are wrong, and no known mistake explains it");
+}
+TEST(WrongKernels, BarriersOfTheBackwardPass) {
+    BackwardTestCase test(small());
+    for (const simt::Schedule schedule : {simt::Schedule::round_robin, simt::Schedule::lowest_first, simt::Schedule::highest_first}) {
+        test.options.schedule = schedule;
+        SCOPED_TRACE(name(schedule));
+        for (const std::string& text :
+             {told(no_barrier_before_ds::stage(), "05b", test), told(no_barrier_before_next_queries::stage(), "05b", test)})
+            EXPECT_TRUE(std::regex_search(text, std::regex("race in recompute: .*__syncthreads"))) << text;
+    }
+}
+
+// ---- 05c: the stages below were made with their tensor-core kernel in float16 only, so O and LSE come from the reference ----
+
+void expect_told_of_05c(const Stage& stage, const Problem& problem, const std::string& pattern) {
+    BackwardTestCase test(problem);
+    const ReferenceRows& want = test.setup.want;
+    test.backward.forward =
+        Previous{"float64", {{want.o.begin(), want.o.end()}, {want.lse.begin(), want.lse.end()}, {}, {}}, std::nullopt, ""};
+    for (const simt::Schedule schedule : {simt::Schedule::round_robin, simt::Schedule::lowest_first, simt::Schedule::highest_first}) {
+        test.options.schedule = schedule;
+        SCOPED_TRACE(name(schedule));
+        const std::string text = told(stage, "05c", test);
+        EXPECT_TRUE(std::regex_search(text, std::regex(pattern, std::regex::icase))) << text;
+    }
+}
+
+TEST(WrongKernels, Wait05c) { expect_told_of_05c(tc_wait_missing::stage(), half(), "ldmatrix.x4 in tensor_core: .* still under way"); }
+TEST(WrongKernels, Barriers05c) {
+    expect_told_of_05c(tc_no_barrier_in_the_ring::stage(), half(), "race in tensor_core: .*__syncthreads|still under way");
+    expect_told_of_05c(tc_no_barrier_before_dq::stage(), half(), "race in tensor_core: .*__syncthreads");
+}
+TEST(WrongKernels, SumsNotZeroed05c) {
+    expect_told_of_05c(tc_sums_not_zeroed::stage(), half(), "dQ is added to memory that was not set to zero");
+}
+TEST(WrongKernels, DOmitted05c) { expect_told_of_05c(tc_d_omitted::stage(), half(), "D is left out|dQ and dK are wrong"); }
+TEST(WrongKernels, ScaleOfDK05c) {
+    expect_told_of_05c(tc_dk_not_scaled::stage(), half(), "dK is what .* dK is not multiplied by the softmax scale");
+}
+TEST(WrongKernels, RowsThatSeeNothing05c) {
+    Problem p = half(true);
+    p.kv_seq = 30;
+    expect_told_of_05c(tc_rows_that_see_nothing::stage(), p, "NaN|infinite");
+}
+TEST(WrongKernels, Tail05c) {
+    Problem p = half();
+    p.kv_seq = 2;
+    p.softmax_scale = 16.0f;  // LSE far below zero: 2^-LSE of a key that is not there is infinite
+    expect_told_of_05c(tc_tail_not_masked::stage(), p, "NaN|infinite");
+}
+TEST(WrongKernels, MaskTooShort05c) { expect_told_of_05c(tc_mask_too_short::stage(), half(true), "d[QKV].* wrong"); }
+TEST(WrongKernels, OrderOfColumns05c) { expect_told_of_05c(tc_columns_in_order::stage(), half(), "dQ is wrong"); }
+TEST(WrongKernels, OwnQueriesOnly05c) {
+    Problem p = half();
+    p.head_dim = 128;
+    expect_told_of_05c(tc_own_queries_only::stage(), p, "dK and dV are wrong|dV");
 }
 
 // The mistakes that only a race check or an unlucky schedule can show are shown under every schedule.
