@@ -104,7 +104,8 @@ struct Shared {
 
 class Session {
 public:
-    Session(const Stage& stage, const Options& options) : stage_(stage), options_(options), start_(Clock::now()) {}
+    Session(const Stage& stage, const Stage* before, const Options& options)
+        : stage_(stage), before_(before), options_(options), start_(Clock::now()) {}
 
     void use_device() {
         device_ = Device::current();
@@ -208,6 +209,15 @@ private:
         measured.times = measure(launch, stream, repetitions(seconds)).times;
     }
 
+    /// The last forward variant of the stage before that does the problem; null if there is none.
+    const Variant* forward_before(const Problem& problem) const {
+        const Variant* last = nullptr;
+        if (before_)
+            for (const Variant& variant : before_->variants)
+                if (!variant.refuses(problem, device_)) last = &variant;
+        return last;
+    }
+
     /// Fills what is measured. @return why the outputs are wrong, which are not timed then; empty when they are right
     std::string check_and_time(const Variant& variant, const Problem& problem, Direction, Measured& measured) {
         const Shared& shared = shared_for(problem);
@@ -236,8 +246,9 @@ private:
         DeviceBuffer o(q_bytes), lse(problem.rows() * sizeof(float)), dq(q_bytes), dk(kv_bytes), dv(kv_bytes);  // all poisoned
         Workspace workspace;
         Forward forward = forward_args(in, o, lse, workspace);
+        const Variant* const before = variant.any_forward ? forward_before(problem) : nullptr;
         const Clock::time_point begin_forward = Clock::now();
-        run_forward(variant, forward);
+        before ? run_forward(*before, forward) : run_forward(variant, forward);
         synchronize(forward.exec.stream);
         double seconds = direction == Direction::both ? seconds_since(begin_forward) : 0;
         const Result result = fetch_result(problem, o, lse);
@@ -275,7 +286,7 @@ private:
         measured.rel_rms_error = verdict.rel_rms();
 
         const auto launch = [&] {
-            if (direction == Direction::both) variant.forward(forward);
+            if (direction == Direction::both) (before ? before->forward : variant.forward)(forward);
             variant.backward(backward);
         };
         time(launch, backward.exec.stream, seconds, measured);
@@ -305,6 +316,7 @@ private:
     }
 
     const Stage& stage_;
+    const Stage* const before_;
     const Options& options_;
     const Clock::time_point start_;
     Device device_;
@@ -337,7 +349,7 @@ bool has_flag(const std::vector<std::string>& words, const std::string& flag) {
     });
 }
 
-int run_benchmarks(const Stage& stage, const std::string& program, const std::vector<std::string>& arguments) {
+int run_benchmarks(const Stage& stage, const Stage* before, const std::string& program, const std::vector<std::string>& arguments) {
     const Options options = parse_options(Program::measure, program, arguments);
     if (options.help) {
         std::cout << *options.help;
@@ -348,7 +360,7 @@ int run_benchmarks(const Stage& stage, const std::string& program, const std::ve
             throw InvalidArgument(word + ": json is accepted, which is what bench/report.py reads");
     }
     const bool listing = has_flag(options.google, "--benchmark_list_tests");
-    Session session(stage, options);
+    Session session(stage, before, options);
     session.register_cases();
 
     std::string name = program;
@@ -377,14 +389,14 @@ int run_benchmarks(const Stage& stage, const std::string& program, const std::ve
 
 }  // namespace
 
-int bench_main(const Stage& stage, int argc, char** argv) {
+int bench_main(const Stage& stage, int argc, char** argv, const Stage* before) {
     const std::string program = "bench_step" + stage.id;
     const auto fail = [&](const std::exception& error, int status) {
         std::cerr << program << ": " << error.what() << "\n";
         return status;
     };
     try {
-        return run_benchmarks(stage, program, {argv + 1, argv + argc});
+        return run_benchmarks(stage, before, program, {argv + 1, argv + argc});
     } catch (const InvalidArgument& error) {
         return fail(error, bad_arguments);
     } catch (const Refused& error) {

@@ -15,6 +15,9 @@ namespace workbook::bench {
 /// is the environment's WORKBOOK_COMMAND where that is set.
 /// @return 0 when some case was timed and none was wrong; 1 when a case was wrong or failed; 2 for bad arguments or a filter that
 /// matches no case; 3 when nothing could be timed
-int bench_main(const Stage& stage, int argc, char** argv);
+///
+/// @param before a stage whose forward pass the backward variants follow, where they take that of any stage and it does the problem;
+/// else, and where it is null, they follow their own. The forward pass is timed in cases of both passes only.
+int bench_main(const Stage& stage, int argc, char** argv, const Stage* before = nullptr);
 
 }  // namespace workbook::bench

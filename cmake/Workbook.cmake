@@ -89,3 +89,8 @@ function(workbook_step number)
   add_executable(step${number} main.cpp)
   target_link_libraries(step${number} PRIVATE stage${number})
 endfunction()
+
+# Instructions of the architecture-specific set 90a: this target is compiled for it alone. No effect on the emulator's build.
+function(workbook_hopper_only target)
+  set_target_properties(${target} PROPERTIES CUDA_ARCHITECTURES 90a)
+endfunction()

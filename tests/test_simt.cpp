@@ -221,7 +221,7 @@ TEST(LaunchErrors, SharedMemory) {
 TEST(LaunchErrors, Cluster) {
     expect_says(refusal({.grid = {5}, .cluster = {2}}), {"my_kernel", "cluster = (2, 1, 1)", "does not divide grid = (5, 1, 1)"});
     expect_says(refusal({.cluster = {0}}), {"cluster = (0, 1, 1)"});
-    expect_says(refusal({.grid = {4}, .cluster = {2}}), {"my_kernel", "clusters are not emulated"});
+    expect_says(refusal({.grid = {9}, .cluster = {9}}), {"my_kernel", "cluster = (9, 1, 1): 1 to 8 blocks are accepted"});
 }
 
 TEST(LaunchErrors, ScheduleWords) {

@@ -43,6 +43,7 @@ void check(const LaunchConfig& config) {
         refuse(config, "block = " + text(b) + ": 1 to 1024 threads in all, at most 64 of them in z, are accepted");
     if (c.x == 0 || c.y == 0 || c.z == 0 || g.x % c.x || g.y % c.y || g.z % c.z)
         refuse(config, "cluster = " + text(c) + " does not divide grid = " + text(g));
+    if (c.x * c.y * c.z > 8) refuse(config, "cluster = " + text(c) + ": 1 to 8 blocks are accepted");
     const std::size_t limit = (config.exec ? *config.exec : Execution{}).shared_memory_limit;
     if (config.smem > limit)
         refuse(config, "smem = " + std::to_string(config.smem) + " bytes: a block of this device has at most " + std::to_string(limit));

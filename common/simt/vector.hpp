@@ -56,6 +56,14 @@ SIMT_DEVICE void store_shared_16(void* to, const uint4& value) {
     *static_cast<uint4*>(to) = value;
 }
 
+/// Reads 4 aligned bytes of shared memory.
+SIMT_DEVICE std::uint32_t load_shared_4(const void* from) {
+#if SIMT_EMULATED
+    cpu::block().read_shared_vector("4-byte load", from, 4);
+#endif
+    return *static_cast<const std::uint32_t*>(from);
+}
+
 /// Writes 4 aligned bytes to shared memory.
 SIMT_DEVICE void store_shared_4(void* to, std::uint32_t value) {
 #if SIMT_EMULATED

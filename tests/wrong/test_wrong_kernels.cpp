@@ -3,69 +3,85 @@
 #include <regex>
 
 // Each wrong kernel is a stage in a namespace of its own: see CMakeLists.txt beside this file for the mistakes.
-#define WRONG_KERNELS(X)              \
-    X(scale_forgotten)                \
-    X(maximum_not_subtracted)         \
-    X(one_tile_of_keys_missing)       \
-    X(no_rescale)                     \
-    X(rescale_of_l_only)              \
-    X(maximum_starts_at_zero)         \
-    X(lse_without_maximum)            \
-    X(lse_in_log2)                    \
-    X(mask_one_key_too_many)          \
-    X(mask_one_key_too_few)           \
-    X(top_left_causal)                \
-    X(kv_head_modulo)                 \
-    X(kv_head_of_query)               \
-    X(minus_infinity_minus_infinity)  \
-    X(division_forgotten)             \
-    X(last_rows_forgotten)            \
-    X(tail_not_masked)                \
-    X(no_barrier_after_loading)       \
-    X(no_barrier_before_softmax)      \
-    X(no_barrier_before_reuse)        \
-    X(past_not_rescaled)              \
-    X(barrier_in_a_branch)            \
-    X(wait_missing)                   \
-    X(wait_too_weak)                  \
-    X(no_barrier_in_the_ring)         \
-    X(copies_before_the_barrier)      \
-    X(ring_of_one_slot)               \
-    X(fragments_swapped)              \
-    X(values_not_transposed)          \
-    X(swizzle_ignored)                \
-    X(lanes_decide_alone)             \
-    X(maximum_of_the_first_block)     \
-    X(sign_of_scale_forgotten)        \
-    X(last_block_skipped)             \
-    X(diagonal_block_unmasked)        \
-    X(tail_block_unmasked)            \
-    X(d_omitted)                      \
-    X(d_omitted_in_standard)          \
-    X(dq_not_scaled)                  \
-    X(dq_scaled_twice)                \
-    X(dk_not_scaled)                  \
-    X(dk_scaled_twice)                \
-    X(mask_forgotten_in_backward)     \
-    X(tail_not_masked_in_backward)    \
-    X(lse_read_in_log2)               \
-    X(lse_not_in_log2)                \
-    X(accumulator_not_zeroed)         \
-    X(heads_overwritten)              \
-    X(first_block_of_queries_skipped) \
-    X(no_barrier_before_ds)           \
-    X(no_barrier_before_next_queries) \
-    X(tc_wait_missing)                \
-    X(tc_no_barrier_in_the_ring)      \
-    X(tc_no_barrier_before_dq)        \
-    X(tc_sums_not_zeroed)             \
-    X(tc_d_omitted)                   \
-    X(tc_dk_not_scaled)               \
-    X(tc_rows_that_see_nothing)       \
-    X(tc_tail_not_masked)             \
-    X(tc_mask_too_short)              \
-    X(tc_columns_in_order)            \
-    X(tc_own_queries_only)
+#define WRONG_KERNELS(X)                \
+    X(scale_forgotten)                  \
+    X(maximum_not_subtracted)           \
+    X(one_tile_of_keys_missing)         \
+    X(no_rescale)                       \
+    X(rescale_of_l_only)                \
+    X(maximum_starts_at_zero)           \
+    X(lse_without_maximum)              \
+    X(lse_in_log2)                      \
+    X(mask_one_key_too_many)            \
+    X(mask_one_key_too_few)             \
+    X(top_left_causal)                  \
+    X(kv_head_modulo)                   \
+    X(kv_head_of_query)                 \
+    X(minus_infinity_minus_infinity)    \
+    X(division_forgotten)               \
+    X(last_rows_forgotten)              \
+    X(tail_not_masked)                  \
+    X(no_barrier_after_loading)         \
+    X(no_barrier_before_softmax)        \
+    X(no_barrier_before_reuse)          \
+    X(past_not_rescaled)                \
+    X(barrier_in_a_branch)              \
+    X(wait_missing)                     \
+    X(wait_too_weak)                    \
+    X(no_barrier_in_the_ring)           \
+    X(copies_before_the_barrier)        \
+    X(ring_of_one_slot)                 \
+    X(fragments_swapped)                \
+    X(values_not_transposed)            \
+    X(swizzle_ignored)                  \
+    X(lanes_decide_alone)               \
+    X(maximum_of_the_first_block)       \
+    X(sign_of_scale_forgotten)          \
+    X(last_block_skipped)               \
+    X(diagonal_block_unmasked)          \
+    X(tail_block_unmasked)              \
+    X(d_omitted)                        \
+    X(d_omitted_in_standard)            \
+    X(dq_not_scaled)                    \
+    X(dq_scaled_twice)                  \
+    X(dk_not_scaled)                    \
+    X(dk_scaled_twice)                  \
+    X(mask_forgotten_in_backward)       \
+    X(tail_not_masked_in_backward)      \
+    X(lse_read_in_log2)                 \
+    X(lse_not_in_log2)                  \
+    X(accumulator_not_zeroed)           \
+    X(heads_overwritten)                \
+    X(first_block_of_queries_skipped)   \
+    X(no_barrier_before_ds)             \
+    X(no_barrier_before_next_queries)   \
+    X(tc_wait_missing)                  \
+    X(tc_no_barrier_in_the_ring)        \
+    X(tc_no_barrier_before_dq)          \
+    X(tc_sums_not_zeroed)               \
+    X(tc_d_omitted)                     \
+    X(tc_dk_not_scaled)                 \
+    X(tc_rows_that_see_nothing)         \
+    X(tc_tail_not_masked)               \
+    X(tc_mask_too_short)                \
+    X(tc_columns_in_order)              \
+    X(tc_own_queries_only)              \
+    X(barriers_not_announced)           \
+    X(keys_not_awaited)                 \
+    X(values_not_awaited)               \
+    X(slot_not_awaited)                 \
+    X(slot_never_released)              \
+    X(slot_released_too_early)          \
+    X(slot_released_by_all_warps)       \
+    X(phase_forgotten)                  \
+    X(half_of_a_tile_announced)         \
+    X(scores_not_awaited)               \
+    X(no_fence_before_wgmma)            \
+    X(no_proxy_fence)                   \
+    X(no_barrier_before_the_store)      \
+    X(store_not_awaited)                \
+    X(rows_of_values_half_as_far_apart) \
+    X(output_not_swizzled)
 
 #define DECLARE(name)               \
     namespace name {                \
@@ -359,6 +375,72 @@ TEST(WrongKernels, OwnQueriesOnly05c) {
     Problem p = half();
     p.head_dim = 128;
     expect_told_of_05c(tc_own_queries_only::stage(), p, "dK and dV are wrong|dV");
+}
+
+// ---- stage 06 ----
+
+/// Four tiles of 128 keys, the last one ragged: each slot is used twice.
+Problem four_tiles() { return {.batch = 1, .heads = 2, .kv_heads = 1, .seq = 100, .kv_seq = 400, .head_dim = 64, .dtype = DType::f16}; }
+
+TEST(WrongKernels, BarriersNotAnnounced) {
+    expect_told_always(barriers_not_announced::stage(), four_tiles(),
+                       "TMA load: barrier q_full was initialised without a fence_mbarrier_init");
+}
+TEST(WrongKernels, KeysNotAwaited) {
+    expect_told_always(keys_not_awaited::stage(), four_tiles(),
+                       "wgmma in tma_wgmma: .* while the TMA load that thread 128 started to it is still under way: is an mbarrier_wait");
+}
+TEST(WrongKernels, ValuesNotAwaited) {
+    expect_told_always(values_not_awaited::stage(), four_tiles(),
+                       "wgmma in tma_wgmma: .* while the TMA load that thread 128 started to it is still under way: is an mbarrier_wait");
+}
+TEST(WrongKernels, SlotNotAwaited) {
+    expect_told_always(slot_not_awaited::stage(), four_tiles(),
+                       "more than the 1 arrivals that barrier k_full\\[0\\] was initialised for, in phase 0, by thread 128");
+}
+TEST(WrongKernels, SlotNeverReleased) {
+    expect_told_always(
+        slot_never_released::stage(), four_tiles(),
+        "deadlock in tma_wgmma[^]*waits at barrier v_empty\\[0\\], waiting for phase 0 \\(1 of 1 arrivals missing\\): thread 128");
+}
+TEST(WrongKernels, SlotReleasedTooEarly) {
+    expect_told_always(slot_released_too_early::stage(), four_tiles(),
+                       "TMA load in tma_wgmma: .* writes shared memory\\(8192\\) while a wgmma or a store by TMA has yet to read it");
+}
+TEST(WrongKernels, SlotReleasedByAllWarps) {
+    expect_told_always(slot_released_by_all_warps::stage(), four_tiles(),
+                       "barrier k_empty\\[0\\] completes phase [12] and nobody has waited for the phase before it");
+}
+TEST(WrongKernels, PhaseForgotten) {
+    expect_told_always(phase_forgotten::stage(), four_tiles(),
+                       "more than the 1 arrivals that barrier k_full\\[0\\] was initialised for, in phase 0, by thread 128");
+}
+TEST(WrongKernels, HalfOfATileAnnounced) {
+    expect_told_always(half_of_a_tile_announced::stage(), four_tiles(),
+                       "128 wait at barrier k_full\\[0\\], waiting for phase 0 \\(8192 bytes more have landed than were announced\\)");
+}
+TEST(WrongKernels, ScoresNotAwaited) {
+    expect_told_always(scores_not_awaited::stage(), four_tiles(), "while a wgmma or a store by TMA has yet to read it: is a wait missing");
+}
+TEST(WrongKernels, NoFenceBeforeWgmma) {
+    expect_told_always(no_fence_before_wgmma::stage(), four_tiles(), "wgmma in tma_wgmma: .* issues one without a wgmma_fence");
+}
+TEST(WrongKernels, NoProxyFence) {
+    expect_told_always(no_proxy_fence::stage(), four_tiles(),
+                       "TMA store in tma_wgmma: thread 0 .* no fence_proxy_async\\(\\) lies between");
+}
+TEST(WrongKernels, NoBarrierBeforeTheStore) {
+    expect_told_always(no_barrier_before_the_store::stage(), four_tiles(), "race in tma_wgmma: thread 0 .* reads shared memory");
+}
+TEST(WrongKernels, StoreNotAwaited) {
+    expect_told_always(store_not_awaited::stage(), four_tiles(),
+                       "TMA store in tma_wgmma: thread 0 .* returns while a store has yet to read shared memory");
+}
+TEST(WrongKernels, RowsOfValuesHalfAsFarApart) {
+    expect_told_always(rows_of_values_half_as_far_apart::stage(), four_tiles(), "every row of every head.*LSE is right.*look at P V");
+}
+TEST(WrongKernels, OutputNotSwizzled) {
+    expect_told_always(output_not_swizzled::stage(), four_tiles(), "rows i with i % 8 in 1-7 of every head.*LSE is right.*at the store");
 }
 
 // The mistakes that only a race check or an unlucky schedule can show are shown under every schedule.

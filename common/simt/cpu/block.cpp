@@ -1,5 +1,6 @@
 #include "simt/cpu/block.hpp"
 
+#include "simt/cpu/cluster.hpp"
 #include "simt/cpu/shared.hpp"
 
 #include <algorithm>
@@ -19,7 +20,7 @@
 namespace simt::cpu {
 namespace {
 
-/// Thrown at the suspension point of the threads of a block that failed, to unwind their stacks.
+/// Thrown at the suspension point of the threads of a cluster that failed, to unwind their stacks.
 struct Abandoned {};
 
 /// "0-31,64"
@@ -68,15 +69,17 @@ void shared_out_of_bounds(const char* name, int r, int c, int rows, int cols) {
 
 void Block::FreeDeleter::operator()(std::byte* p) const { std::free(p); }
 
-Block::Block() {
+Block::Block(Cluster& cluster, unsigned rank) : cluster_(cluster), rank_(rank) {
     // Waiting lanes are reported by the address of their meeting, so meetings must not move: 32 masks can be apart at most.
     for (Warp& warp : warps_) warp.meetings.reserve(kLanes);
 }
 
-void Block::prepare(uint3 index) {
-    const dim3 shape = launch_->block;
+void Block::prepare(const LaunchInfo& launch, uint3 index) {
+    const dim3 shape = launch.block;
     const unsigned n = shape.x * shape.y * shape.z;
     forget_copies();
+    launch_ = &launch;
+    index_ = index;
     threads_.clear();  // before their stacks may move
     stacks_.reserve(n);
     if (launch_->smem > shared_capacity_) {
@@ -93,9 +96,6 @@ void Block::prepare(uint3 index) {
 #endif
     if (launch_->smem) std::memset(shared_.get(), 0xff, launch_->smem);  // every float, half and bfloat16 starts as NaN
 
-    blockIdx = index;
-    blockDim = shape;
-    gridDim = launch_->grid;
     for (Warp& warp : warps_) {
         warp.head = warp.count = warp.lanes = warp.epoch = 0;
         warp.meetings.resize(1);
@@ -104,9 +104,15 @@ void Block::prepare(uint3 index) {
     ready_warps_ = 0;
     turn_ = 0;
     at_barrier_.clear();
-    ++epoch_;
-    error_ = nullptr;
-    abandoned_ = false;
+    begin_ = synced_ = cluster_.tick();
+    named_.fill({});
+    mbarriers_.clear();
+    const unsigned granted = std::min(256u, 65536 / n / 8 * 8);  // as __launch_bounds__(n, 1) lets the compiler take
+    for (Warpgroup& group : warpgroups_) {
+        group.arrived = group.wanted = 0;
+        group.registers = granted;
+        group.waiting.clear();
+    }
     coalescer_.begin_block((n + kLanes - 1) / kLanes);
 
     threads_.resize(n);
@@ -116,45 +122,35 @@ void Block::prepare(uint3 index) {
         t.linear = i;
         t.lane = i % kLanes;
         t.warp = i / kLanes;
+        t.in_cluster = rank_ * n + i;
+        t.block = this;
         t.index = {i % shape.x, i / shape.x % shape.y, i / shape.x / shape.y};
         warps_[t.warp].lanes |= 1u << t.lane;
         t.fiber = boost::context::fiber(std::allocator_arg, stacks_.allocator(i), [this](boost::context::fiber&& back) {
-            scheduler_ = std::move(back);
-            SwitchNote{}.arrive(&scheduler_stack_, &scheduler_stack_bytes_);
+            cluster_.scheduler_ = std::move(back);
+            SwitchNote{}.arrive(&cluster_.scheduler_stack_, &cluster_.scheduler_stack_bytes_);
             try {
-                if (!abandoned_) (*body_)();
+                if (!cluster_.abandoned_) {
+                    (*cluster_.body_)();
+                    check_end_of_thread();
+                }
             } catch (const Abandoned&) {
             } catch (...) {
-                if (!error_) error_ = std::current_exception();
+                if (!cluster_.error_) cluster_.error_ = std::current_exception();
             }
-            SwitchNote{}.leave(scheduler_stack_, scheduler_stack_bytes_, true);
-            return std::move(scheduler_);
+            SwitchNote{}.leave(cluster_.scheduler_stack_, cluster_.scheduler_stack_bytes_, true);
+            return std::move(cluster_.scheduler_);
         });
         make_ready(t);
     }
 }
 
-void Block::run(const LaunchInfo& launch, uint3 index, const std::function<void()>& body) {
-    launch_ = &launch;
-    body_ = &body;
-    prepare(index);
-    while (live_ > 0) {
-        if (!ready_warps_ && !error_) error_ = std::make_exception_ptr(Deadlock(deadlock_report()));
-        if (error_) {
-            unwind_all();
-            std::rethrow_exception(std::exchange(error_, nullptr));
-        }
-        Thread& thread = next_ready();
-        enter(thread);
-        if (!thread.fiber) --live_;
-    }
-    if (error_) std::rethrow_exception(std::exchange(error_, nullptr));
-}
-
-void Block::unwind_all() {
-    abandoned_ = true;
-    for (Thread& t : threads_)
-        while (t.fiber) enter(t);
+void Block::run_one() {
+    Thread& thread = next_ready();
+    enter(thread);
+    if (thread.fiber) return;
+    thread.returned = true;
+    --live_;
 }
 
 void Block::make_ready(Thread& thread) {
@@ -186,6 +182,10 @@ Thread& Block::next_ready() {
 void Block::enter(Thread& thread) {
     self_ = &thread;
     threadIdx = thread.index;
+    if (current_block != this) {
+        current_block = this;
+        blockIdx = index_;
+    }
     thread.run_ahead = 0;
     SwitchNote note;
     note.leave(stacks_.low(thread.linear), StackSlab::kStackBytes);
@@ -197,10 +197,10 @@ void Block::suspend(const char* operation, const void* object) {
     self_->waits_at = operation;
     self_->waits_for = object;
     SwitchNote note;
-    note.leave(scheduler_stack_, scheduler_stack_bytes_);
-    scheduler_ = std::move(scheduler_).resume();
-    note.arrive(&scheduler_stack_, &scheduler_stack_bytes_);
-    if (abandoned_) throw Abandoned{};
+    note.leave(cluster_.scheduler_stack_, cluster_.scheduler_stack_bytes_);
+    cluster_.scheduler_ = std::move(cluster_.scheduler_).resume();
+    note.arrive(&cluster_.scheduler_stack_, &cluster_.scheduler_stack_bytes_);
+    if (cluster_.abandoned_) throw Abandoned{};
 }
 
 void Block::sync_threads(const char* operation) {
@@ -211,7 +211,12 @@ void Block::sync_threads(const char* operation) {
     }
     for (Thread* t : at_barrier_) make_ready(*t);
     at_barrier_.clear();
-    ++epoch_;
+    synced_ = cluster_.tick();
+    if (cluster_.tracking()) {
+        Knowledge all;
+        for (Thread& t : threads_) cluster_.release(t, all);
+        for (Thread& t : threads_) cluster_.acquire(t, all);
+    }
     coalescer_.align_all();
 }
 
@@ -263,18 +268,26 @@ void Block::charge(int tensor, bool write, const void* address, std::size_t byte
     }
 }
 
-bool Block::ordered(std::uint32_t epoch, std::uint16_t who, std::uint16_t warp_epoch) const {
-    if (epoch != epoch_) return true;  // a block-wide barrier lies between, or nobody touched it in this block
+inline bool Block::ordered(std::uint32_t time, std::uint16_t who, std::uint16_t warp_epoch) const {
+    if (time <= synced_) return true;  // a block-wide barrier lies between, or nobody touched it in this block
     if (who == self_->linear) return true;
+    if (cluster_.tracking()) return ordered_by_knowledge(time, who, warp_epoch);
     if (who == Shadow::kManyWarps) return false;
     const unsigned warp = who & Shadow::kLanesOfWarp ? who & ~Shadow::kLanesOfWarp : who / kLanes;
     return warp == self_->warp && warp_epoch != static_cast<std::uint16_t>(warps_[warp].epoch);  // a __syncwarp lies between
 }
 
+[[gnu::noinline]] bool Block::ordered_by_knowledge(std::uint32_t time, std::uint16_t who, std::uint16_t warp_epoch) const {
+    if (who & Shadow::kLanesOfWarp) return true;  // several readers are not told apart: they get the benefit of the doubt
+    const unsigned warp = who / kLanes;
+    if (warp == self_->warp && warp_epoch != static_cast<std::uint16_t>(warps_[warp].epoch)) return true;
+    return self_->async_state->knows.seen[threads_[who].in_cluster] >= time;
+}
+
 void Block::check_shared_read(Shadow& cell, const char* name, int r, int c) {
-    if (!ordered(cell.write_epoch, cell.writer, cell.write_warp_epoch)) race("reads", "wrote", cell.writer, name, r, c);
+    if (!ordered(cell.write_time, cell.writer, cell.write_warp_epoch)) race("reads", "wrote", cell.writer, name, r, c);
     // Who is ordered after this read is ordered after the reads before it that a barrier orders, so those can be forgotten.
-    if (!ordered(cell.read_epoch, cell.reader, cell.read_warp_epoch)) {
+    if (!ordered(cell.read_time, cell.reader, cell.read_warp_epoch)) {
         const auto lanes = static_cast<std::uint16_t>(Shadow::kLanesOfWarp | self_->warp);
         const bool same_warp = cell.reader != Shadow::kManyWarps &&
                                (cell.reader == lanes || (!(cell.reader & Shadow::kLanesOfWarp) && cell.reader / kLanes == self_->warp));
@@ -282,18 +295,18 @@ void Block::check_shared_read(Shadow& cell, const char* name, int r, int c) {
     } else {
         cell.reader = static_cast<std::uint16_t>(self_->linear);
     }
-    cell.read_epoch = epoch_;
+    cell.read_time = cluster_.now();
     cell.read_warp_epoch = static_cast<std::uint16_t>(warps_[self_->warp].epoch);
 }
 
 void Block::check_shared_write(Shadow& cell, const char* name, int r, int c) {
-    if (!ordered(cell.write_epoch, cell.writer, cell.write_warp_epoch)) race("writes", "wrote", cell.writer, name, r, c);
-    if (!ordered(cell.read_epoch, cell.reader, cell.read_warp_epoch)) race("writes", "read", cell.reader, name, r, c);
+    if (!ordered(cell.write_time, cell.writer, cell.write_warp_epoch)) race("writes", "wrote", cell.writer, name, r, c);
+    if (!ordered(cell.read_time, cell.reader, cell.read_warp_epoch)) race("writes", "read", cell.reader, name, r, c);
     note_write(cell);
 }
 
 void Block::note_write(Shadow& cell) {
-    cell.write_epoch = epoch_;
+    cell.write_time = cluster_.now();
     cell.writer = static_cast<std::uint16_t>(self_->linear);
     cell.write_warp_epoch = static_cast<std::uint16_t>(warps_[self_->warp].epoch);
 }
@@ -310,10 +323,19 @@ std::size_t Block::shared_offset(const char* operation, const void* at, std::siz
 }
 
 void Block::refuse_in_flight(const char* operation, std::size_t offset, const char* access) const {
-    if (const Shadow& cell = shadow_[offset]; cell.in_flight)
-        throw Error(std::string(operation) + " in " + launch_->kernel + ": " + whereabouts() + " " + access + " shared memory(" +
-                    std::to_string(offset) + ") while the cp.async that thread " + std::to_string(cell.writer) +
-                    " started to it is still under way: is a cp_async_wait() missing, or does it leave too many groups pending?");
+    const Shadow& cell = shadow_[offset];
+    if (cell.in_flight == Shadow::InFlight::nothing) return;
+    const bool tma = cell.in_flight == Shadow::InFlight::tma;
+    throw Error(std::string(operation) + " in " + launch_->kernel + ": " + whereabouts() + " " + access + " shared memory(" +
+                std::to_string(offset) + ") while the " + (tma ? "TMA load" : "cp.async") + " that thread " + std::to_string(cell.writer) +
+                " started to it is still under way: is " +
+                (tma ? "an mbarrier_wait() missing?" : "a cp_async_wait() missing, or does it leave too many groups pending?"));
+}
+
+void Block::refuse_async_readers(const char* operation, std::size_t offset) const {
+    if (shadow_[offset].async_readers)
+        throw Error(std::string(operation) + " in " + launch_->kernel + ": " + whereabouts() + " writes shared memory(" +
+                    std::to_string(offset) + ") while a wgmma or a store by TMA has yet to read it: is a wait missing?");
 }
 
 template <class F>
@@ -322,12 +344,21 @@ void Block::for_each_cell(const Copy& copy, F f) {
     for (std::size_t at = 0; at < copy.bytes; at += kWord) f(cells[at]);
 }
 
+void Block::forget_times() {
+    for (Shadow& cell : shadow_) cell.write_time = cell.read_time = 0;
+}
+
 void Block::forget_copies() {
-    const auto forget = [](Shadow& cell) { cell.in_flight = false; };
+    const auto forget = [](Shadow& cell) { cell.in_flight = Shadow::InFlight::nothing; };
     for (const Thread& thread : threads_) {
         for (const Copy& copy : thread.open_copies) for_each_cell(copy, forget);
         for (const std::vector<Copy>& group : thread.copy_groups)
             for (const Copy& copy : group) for_each_cell(copy, forget);
+    }
+    if (!std::exchange(failed_, false)) return;
+    for (Shadow& cell : shadow_) {  // TMA loads and readers that were left behind
+        cell.in_flight = Shadow::InFlight::nothing;
+        cell.async_readers = 0;
     }
 }
 
@@ -335,7 +366,7 @@ void Block::start_copy(void* to, const void* from, std::size_t bytes) {
     write_shared_vector("cp.async", to, bytes);
     if (reinterpret_cast<std::uintptr_t>(from) % bytes)
         throw Error("cp.async: the global address is not a multiple of " + std::to_string(bytes) + ", by " + whereabouts());
-    for_each_cell({to, from, bytes}, [](Shadow& cell) { cell.in_flight = true; });
+    for_each_cell({to, from, bytes}, [](Shadow& cell) { cell.in_flight = Shadow::InFlight::cp_async; });
     std::memset(to, 0xff, bytes);
     self_->open_copies.push_back({to, from, bytes});
 }
@@ -351,7 +382,7 @@ void Block::wait_for_copies(std::size_t pending) {
             else
                 std::memset(copy.to, 0, copy.bytes);
             for_each_cell(copy, [&](Shadow& cell) {
-                cell.in_flight = false;
+                cell.in_flight = Shadow::InFlight::nothing;
                 note_write(cell);  // others may read what has landed after the next barrier
             });
         }
@@ -359,7 +390,16 @@ void Block::wait_for_copies(std::size_t pending) {
     }
 }
 
+bool Block::in_another_block(const char* operation, const void* at) const {
+    const Block* const owner = cluster_.owner(at);
+    if (!owner || owner == this) return false;
+    if (!owner->live_)
+        throw Error(std::string(operation) + ": the address is in the shared memory of a block that has ended, by " + whereabouts());
+    return true;
+}
+
 void Block::read_shared_vector(const char* operation, const void* at, std::size_t bytes) {
+    if (in_another_block(operation, at)) return;
     const std::size_t offset = shared_offset(operation, at, bytes);
     for (std::size_t word = offset; word < offset + bytes; word += kWord) {
         refuse_in_flight(operation, word, "reads");
@@ -368,9 +408,11 @@ void Block::read_shared_vector(const char* operation, const void* at, std::size_
 }
 
 void Block::write_shared_vector(const char* operation, const void* at, std::size_t bytes) {
+    if (in_another_block(operation, at)) return;
     const std::size_t offset = shared_offset(operation, at, bytes);
     for (std::size_t word = offset; word < offset + bytes; word += kWord) {
         refuse_in_flight(operation, word, "writes");
+        refuse_async_readers(operation, word);
         check_shared_write(shadow_[word], "memory", static_cast<int>(word), -1);
     }
 }
@@ -410,15 +452,48 @@ void Block::race(const char* access, const char* earlier, std::uint16_t who, con
     throw Race(out.str());
 }
 
-std::string Block::whereabouts() const { return "thread " + std::to_string(self_->linear) + " of block " + text(blockIdx); }
+void Block::end_warp_epoch() {
+    ++warps_[self_->warp].epoch;
+    if (!cluster_.tracking()) return;
+    Knowledge all;
+    const auto lanes = [&](auto f) {
+        for (unsigned lane = 0; lane < kLanes; ++lane)
+            if (warps_[self_->warp].lanes >> lane & 1u) f(threads_[self_->warp * kLanes + lane]);
+    };
+    lanes([&](Thread& t) { cluster_.release(t, all); });
+    lanes([&](Thread& t) { cluster_.acquire(t, all); });
+}
+
+std::string Block::whereabouts() const { return "thread " + std::to_string(self_->linear) + " of block " + text(index_); }
+
+std::string Block::waiting_at(const Thread& thread) const {
+    std::ostringstream out;
+    out << thread.waits_at;
+    if (thread.waits_for)
+        for (unsigned r = 0; r < cluster_.size(); ++r)
+            for (const Mbarrier& b : cluster_.block(r).mbarriers_)
+                if (&b == thread.waits_for) {
+                    out << " " << b.name;
+                    if (r != rank_) out << " of block " << text(b.home->index_);
+                    out << ", waiting for phase " << thread.waits_parity << " (";
+                    if (b.pending) out << b.pending << " of " << b.expected << " arrivals missing";
+                    if (b.pending && b.bytes) out << ", ";
+                    if (b.bytes > 0) out << b.bytes << " bytes have not landed";
+                    if (b.bytes < 0) out << -b.bytes << " bytes more have landed than were announced";
+                    out << ")";
+                }
+    for (std::size_t id = 0; id < named_.size(); ++id)
+        if (&named_[id] == thread.waits_for)
+            out << " " << id << " (" << named_[id].arrived << " of " << named_[id].expected << " threads are there)";
+    return out.str();
+}
 
 std::string Block::deadlock_report() const {
     std::map<std::pair<std::string, const void*>, std::vector<unsigned>> waiting;
     for (const Thread& t : threads_)
-        if (t.fiber) waiting[{t.waits_at, t.waits_for}].push_back(t.linear);
+        if (t.fiber) waiting[{waiting_at(t), t.waits_for}].push_back(t.linear);
     std::ostringstream out;
-    out << "deadlock in " << launch_->kernel << ", block " << text(blockIdx) << ": " << live_ << " of " << threads_.size()
-        << " threads wait for ever";
+    out << "block " << text(index_) << ": " << live_ << " of " << threads_.size() << " threads wait for ever";
     for (const auto& [where, who] : waiting) {
         out << "\n  " << who.size() << (who.size() == 1 ? " waits at " : " wait at ") << where.first << ": thread"
             << (who.size() == 1 ? " " : "s ") << ranges(who);

@@ -1,8 +1,9 @@
 /// @file
-/// One emulated thread block: a fiber per thread, a scheduler, barriers and warp rendezvous.
+/// One emulated thread block: a fiber per thread, its barriers, and the rendezvous of warps and warpgroups.
 #pragma once
 
 #include "simt/config.hpp"
+#include "simt/cpu/async.hpp"
 #include "simt/cpu/coalescer.hpp"
 #include "simt/cpu/fiber.hpp"
 #include "simt/execution.hpp"
@@ -10,8 +11,7 @@
 #include <array>
 #include <cstddef>
 #include <cstdint>
-#include <exception>
-#include <functional>
+#include <deque>
 #include <memory>
 #include <string>
 #include <utility>
@@ -29,11 +29,21 @@ namespace simt::cpu {
 inline constexpr unsigned kLanes = 32;
 inline constexpr unsigned kMaxWarps = 32;
 
+class Cluster;
+
 /// One cp.async.
 struct Copy {
     void* to;
     const void* from;  // null: zeros
     std::size_t bytes;
+};
+
+/// What a thread has of Hopper's machinery, made when it first uses it.
+struct AsyncState {
+    std::vector<BulkCopy> open_stores;                // stores by TMA not yet committed
+    std::vector<std::vector<BulkCopy>> store_groups;  // committed and not yet waited for, oldest first
+    WgmmaQueue wgmma;
+    Knowledge knows;
 };
 
 /// One CUDA thread.
@@ -43,11 +53,23 @@ struct Thread {
     unsigned linear = 0;
     unsigned lane = 0;
     unsigned warp = 0;
+    unsigned run_ahead = 0;           // counted accesses since it last gave way
+    unsigned waits_parity = 0;        // for the deadlock report: of an mbarrier the phase,
+    const char* waits_at = nullptr;   // the operation,
+    const void* waits_for = nullptr;  // and the barrier or rendezvous it waits for
+    Block* block = nullptr;
+    bool returned = false;
+    unsigned in_cluster = 0;        // number among the threads of the cluster
+    unsigned cluster_arrivals = 0;  // at barrier.cluster
+    unsigned cluster_waits = 0;
     std::vector<Copy> open_copies;               // cp.async not yet committed
     std::vector<std::vector<Copy>> copy_groups;  // committed and not yet waited for, oldest first
-    unsigned run_ahead = 0;                      // counted accesses since it last gave way
-    const char* waits_at = nullptr;              // for the deadlock report: the operation
-    const void* waits_for = nullptr;             // and the barrier or rendezvous it waits for
+    std::unique_ptr<AsyncState> async_state;
+
+    AsyncState& async() {
+        if (!async_state) async_state = std::make_unique<AsyncState>();
+        return *async_state;
+    }
 };
 
 /// Where the lanes named in a mask meet: each deposits a pointer to a variable on its own stack.
@@ -70,9 +92,11 @@ struct Warp {
 
 /// Who touched an element of shared memory last (see SharedTile).
 struct Shadow {
-    std::uint32_t write_epoch = 0, read_epoch = 0;            // block-wide barriers passed by then; 0: never touched
+    enum class InFlight : std::uint8_t { nothing, cp_async, tma };
+    std::uint32_t write_time = 0, read_time = 0;              // of the cluster; 0: never touched
     std::uint16_t writer = 0, reader = 0;                     // thread, or kLanesOfWarp | warp, or kManyWarps
-    bool in_flight = false;                                   // a cp.async to it has not been waited for
+    InFlight in_flight = InFlight::nothing;                   // under way to it
+    std::uint16_t async_readers = 0;                          // wgmmas and stores by TMA that may still read it
     std::uint16_t write_warp_epoch = 0, read_warp_epoch = 0;  // __syncwarp()s of that thread's warp by then
 
     static constexpr std::uint16_t kLanesOfWarp = 0x8000;
@@ -82,22 +106,18 @@ struct Shadow {
 /// What all blocks of a launch share.
 struct LaunchInfo {
     const char* kernel = "kernel";
-    dim3 grid, block;
+    dim3 grid, block, cluster;
     std::size_t smem = 0;
     Schedule schedule = Schedule::round_robin;
     bool counting = false;
 };
 
-/// Runs blocks one after the other on one OS thread.
+/// One block of a cluster; kept for the next.
 class Block {
 public:
-    Block();
+    explicit Block(Cluster& cluster, unsigned rank);
     Block(const Block&) = delete;
     Block& operator=(const Block&) = delete;
-
-    /// Runs every thread of the block to its end.
-    /// @throws what the first failing thread threw, after all others were unwound; Deadlock
-    void run(const LaunchInfo& launch, uint3 index, const std::function<void()>& body);
 
     // ---- called by the emulated threads ----
     /// Waits until all threads of the block are here.
@@ -113,10 +133,13 @@ public:
         combine(reinterpret_cast<const std::array<T*, kLanes>&>(place.deposits), place.mask);
         leave(place);
     }
-    void end_warp_epoch() { ++warps_[self().warp].epoch; }
+    /// After a __syncwarp() of the whole warp.
+    void end_warp_epoch();
     unsigned lanes_of_this_warp() const { return warps_[self_->warp].lanes; }
 
     Thread& self() const { return *self_; }
+    Cluster& cluster() const { return cluster_; }
+    unsigned rank() const { return rank_; }
     const LaunchInfo& launch() const { return *launch_; }
     std::byte* shared_memory() const { return shared_.get(); }
     std::size_t shared_bytes() const { return launch_->smem; }
@@ -133,13 +156,56 @@ public:
     void start_copy(void* to, const void* from, std::size_t bytes);
     void commit_copies();
     void wait_for_copies(std::size_t pending);
-    /// Checks an access to `bytes` aligned bytes, word by word. @throws Error also where a copy is still under way; Race
+    /// Checks an access to `bytes` aligned bytes of this block, word by word. @throws Error also where a copy is still under way; Race
     void read_shared_vector(const char* operation, const void* at, std::size_t bytes);
     void write_shared_vector(const char* operation, const void* at, std::size_t bytes);
     /// Counts how often shared memory has to be accessed for `count` addresses of `bytes` each that go together: as often as
     /// different words of one bank are among them.
     void count_bank_conflicts(const void* const* addresses, int count, std::size_t bytes);
     SharedCount take_shared_count() { return std::exchange(shared_count_, {}); }
+
+    // ---- mbarrier; handles lie in the shared memory of any block of the cluster ----
+    void init_mbarrier(MbarrierHandle* at, unsigned arrivals, const char* name, int index);
+    void announce_mbarriers();
+    /// Announces bytes that will land, then arrives. @throws Error when more arrive than the phase expects
+    void arrive_mbarrier(const char* operation, MbarrierHandle* at, long long bytes);
+    void expect_mbarrier(MbarrierHandle* at, long long bytes);
+    void wait_mbarrier(MbarrierHandle* at, unsigned parity);
+    std::uint32_t address_of(const char* operation, const void* mine) const {
+        return static_cast<std::uint32_t>(shared_offset(operation, mine, 1));
+    }
+    /// The same place in the shared memory of another block of the cluster.
+    void* peer_address(const char* operation, const void* mine, unsigned rank);
+
+    // ---- copies by TMA ----
+    /// Begins a load of a box: poisons the destination, which lands late. @param mask blocks of the cluster that get it
+    void start_bulk_load(const TensorMap& map, const std::array<int, 5>& at, void* to, MbarrierHandle* barrier, unsigned mask);
+    /// Begins a store of a box, whose bytes are read late.
+    void start_bulk_store(const TensorMap& map, const std::array<int, 5>& at, const void* from);
+    void commit_bulk();
+    /// Waits until all but the latest `pending` groups have been read, and (written) arrived in global memory.
+    void wait_for_bulk(std::size_t pending, bool written);
+    void land(BulkCopy& load);
+    void fence_proxy_async();
+
+    // ---- warpgroups ----
+    void named_barrier(const char* operation, unsigned id, unsigned threads, bool waits);
+    void set_registers(bool more, unsigned registers);
+    void fence_wgmma() { self_->async().wgmma.fenced = true; }
+    void issue_wgmma(const Wgmma& instruction);
+    void commit_wgmma();
+    void wait_for_wgmma(std::size_t pending);
+    /// The 128 lanes of a warpgroup meet; the last to come runs combine(deposits), then all go on.
+    template <class T, class Combine>
+    void meet_warpgroup(const char* operation, T& mine, Combine&& combine) {
+        Warpgroup& place = arrive_warpgroup(operation, &mine);
+        if (place.arrived < kWarpgroup) {
+            suspend(operation, &place);
+            return;
+        }
+        combine(reinterpret_cast<const std::array<T*, kWarpgroup>&>(place.deposits));
+        leave_warpgroup(place);
+    }
 
     /// @throws Race
     void check_shared_read(Shadow& cell, const char* name, int r, int c);
@@ -149,31 +215,55 @@ public:
     std::string whereabouts() const;
 
 private:
+    friend class Cluster;
     struct FreeDeleter {
         void operator()(std::byte* p) const;
     };
-    void prepare(uint3 index);
+    void prepare(const LaunchInfo& launch, uint3 index);
+    /// Lets one thread run until it waits. Some thread must be ready.
+    void run_one();
     void make_ready(Thread& thread);
     Thread& next_ready();
     void enter(Thread& thread);
     void suspend(const char* operation, const void* object);
     Rendezvous& arrive(const char* operation, unsigned mask, void* deposit);
     void leave(Rendezvous& place);
-    void unwind_all();
     std::string deadlock_report() const;
+    std::string waiting_at(const Thread& thread) const;
     void refuse_in_flight(const char* operation, std::size_t offset, const char* access) const;
+    void refuse_async_readers(const char* operation, std::size_t offset) const;
+    /// Whether what the asynchronous proxy reads has landed, and a proxy fence lies between it and ordinary writes.
+    void check_async_read(const char* operation, std::size_t offset, std::size_t bytes);
+    Mbarrier& mbarrier(const char* operation, const MbarrierHandle* at);
+    void complete_if_full(Mbarrier& barrier);
+    bool read_store(BulkCopy& store);
+    /// Accesses to the shared memory of the others are not watched. @throws Error where that block has ended
+    bool in_another_block(const char* operation, const void* at) const;
+    Warpgroup& arrive_warpgroup(const char* operation, void* deposit);
+    void leave_warpgroup(Warpgroup& place);
+    unsigned registers_in_use() const;
+    void check_end_of_thread();
+    template <class F>
+    void for_each_operand_chunk(const Wgmma& op, F f) const;
+    void run_wgmmas(const std::array<WgmmaQueue*, kWarpgroup>& lanes);
     std::size_t shared_offset(const char* operation, const void* at, std::size_t bytes) const;
     void note_write(Shadow& cell);
     /// Calls f with the shadow of each word that the copy writes.
     template <class F>
     void for_each_cell(const Copy& copy, F f);
+    /// Nobody has touched shared memory as far as times tell.
+    void forget_times();
     /// Copies that a block never waited for are not under way in the next one.
     void forget_copies();
     [[noreturn]] void race(const char* access, const char* earlier, std::uint16_t who, const char* name, int r, int c) const;
-    bool ordered(std::uint32_t epoch, std::uint16_t who, std::uint16_t warp_epoch) const;
+    bool ordered(std::uint32_t time, std::uint16_t who, std::uint16_t warp_epoch) const;
+    /// The same where barriers other than block-wide ones are in use.
+    bool ordered_by_knowledge(std::uint32_t time, std::uint16_t who, std::uint16_t warp_epoch) const;
 
+    Cluster& cluster_;
+    const unsigned rank_;
     const LaunchInfo* launch_ = nullptr;
-    const std::function<void()>* body_ = nullptr;
+    uint3 index_{};
     Thread* self_ = nullptr;
     std::vector<Thread> threads_;
     std::array<Warp, kMaxWarps> warps_;
@@ -181,13 +271,13 @@ private:
     unsigned turn_ = 0;              // round robin: the warp to look at first
     unsigned live_ = 0;              // threads that have not returned
     std::vector<Thread*> at_barrier_;
-    std::uint32_t epoch_ = 0;  // block-wide barriers so far; goes on from block to block, so shadows need no clearing
-    boost::context::fiber scheduler_;
-    std::exception_ptr error_;
-    bool abandoned_ = false;
+    bool failed_ = false;       // the cluster did, before this block
+    std::uint32_t synced_ = 0;  // time of the last block-wide barrier
+    std::uint32_t begin_ = 0;   // and of the block's start
+    std::array<NamedBarrier, 16> named_;
+    std::deque<Mbarrier> mbarriers_;
+    std::array<Warpgroup, kMaxWarps / 4> warpgroups_;
     StackSlab stacks_;
-    const void* scheduler_stack_ = nullptr;  // told by AddressSanitizer
-    std::size_t scheduler_stack_bytes_ = 0;
     std::unique_ptr<std::byte, FreeDeleter> shared_;
     std::size_t shared_capacity_ = 0;
     std::vector<Shadow> shadow_;  // one cell a byte of shared memory

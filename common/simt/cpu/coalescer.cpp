@@ -64,6 +64,12 @@ void Coalescer::charge(unsigned warp, unsigned lane, int tensor, bool write, std
     }
 }
 
+void Coalescer::add(int tensor, bool write, const Count& count) {
+    if (counts_.size() <= static_cast<std::size_t>(tensor)) counts_.resize(static_cast<std::size_t>(tensor) + 1);
+    auto& [read, written] = counts_[static_cast<std::size_t>(tensor)];
+    (write ? written : read) += count;
+}
+
 std::vector<std::pair<Count, Count>> Coalescer::take() { return std::exchange(counts_, {}); }
 
 }  // namespace simt::cpu

@@ -33,6 +33,9 @@ public:
 
     void charge(unsigned warp, unsigned lane, int tensor, bool write, std::uintptr_t address, std::size_t bytes, const void* site);
 
+    /// A copy by TMA, which is no warp's request: its bytes and sectors are known.
+    void add(int tensor, bool write, const Count& count);
+
     /// The counts since the last call, by tensor id: (read, written).
     std::vector<std::pair<Count, Count>> take();
 

@@ -1,6 +1,6 @@
 #include "simt/cpu/grid.hpp"
 
-#include "simt/cpu/block.hpp"
+#include "simt/cpu/cluster.hpp"
 #include "simt/ledger.hpp"
 
 #include <algorithm>
@@ -11,25 +11,25 @@
 namespace simt::cpu {
 namespace {
 
-/// Blocks that no worker uses now. Their stacks and shared memory are kept from launch to launch: mapping them anew would cost
+/// Clusters that no worker uses now. Their stacks and shared memory are kept from launch to launch: mapping them anew would cost
 /// more than a small launch.
 class Pool {
 public:
-    std::unique_ptr<Block> take() {
+    std::unique_ptr<Cluster> take() {
         std::lock_guard lock(mutex_);
-        if (idle_.empty()) return std::make_unique<Block>();
-        std::unique_ptr<Block> block = std::move(idle_.back());
+        if (idle_.empty()) return std::make_unique<Cluster>();
+        std::unique_ptr<Cluster> cluster = std::move(idle_.back());
         idle_.pop_back();
-        return block;
+        return cluster;
     }
-    void give_back(std::unique_ptr<Block> block) {
+    void give_back(std::unique_ptr<Cluster> cluster) {
         std::lock_guard lock(mutex_);
-        idle_.push_back(std::move(block));
+        idle_.push_back(std::move(cluster));
     }
 
 private:
     std::mutex mutex_;
-    std::vector<std::unique_ptr<Block>> idle_;
+    std::vector<std::unique_ptr<Cluster>> idle_;
 };
 
 Pool& pool() {
@@ -37,55 +37,53 @@ Pool& pool() {
     return all;
 }
 
-/// A block that this OS thread runs, for as long as this object lives.
-class Residency {
+/// A cluster of the pool, for as long as this object lives.
+class Loan {
 public:
-    Residency() : before_(current_block), block_(pool().take()) { current_block = block_.get(); }
-    ~Residency() {
-        current_block = before_;
-        pool().give_back(std::move(block_));
-    }
-    Residency(const Residency&) = delete;
-    Residency& operator=(const Residency&) = delete;
-    Block& block() { return *block_; }
+    Loan() : cluster_(pool().take()) {}
+    ~Loan() { pool().give_back(std::move(cluster_)); }
+    Loan(const Loan&) = delete;
+    Loan& operator=(const Loan&) = delete;
+    Cluster& cluster() { return *cluster_; }
 
 private:
-    Block* before_;
-    std::unique_ptr<Block> block_;
+    std::unique_ptr<Cluster> cluster_;
 };
 
 }  // namespace
 
 void run_grid(const LaunchConfig& config, const std::function<void()>& body) {
     const Execution exec = config.exec ? *config.exec : Execution{};
-    if (config.cluster.x * config.cluster.y * config.cluster.z != 1)
-        throw Error("launch of " + std::string(config.name) + ": thread block clusters are not emulated");
     LaunchInfo info;
     info.kernel = config.name;
     info.grid = config.grid;
     info.block = config.block;
+    info.cluster = config.cluster;
     info.smem = config.smem;
     info.schedule = exec.schedule;
     info.counting = exec.ledger != nullptr;
 
-    const std::size_t total = std::size_t{config.grid.x} * config.grid.y * config.grid.z;
+    const dim3 clusters{config.grid.x / config.cluster.x, config.grid.y / config.cluster.y, config.grid.z / config.cluster.z};
+    const std::size_t total = std::size_t{clusters.x} * clusters.y * clusters.z,
+                      blocks = config.cluster.x * config.cluster.y * config.cluster.z;
     std::atomic<std::size_t> next{0};
     std::atomic<bool> failed{false};
     std::exception_ptr error;
     std::mutex mutex;  // guards error, done and the progress callback
     std::size_t done = 0;
 
-    auto run_blocks = [&](Block& mine) {
+    auto run_clusters = [&](Cluster& mine) {
         try {
             for (std::size_t i; !failed && (i = next++) < total;) {
-                const uint3 index{static_cast<unsigned>(i % config.grid.x), static_cast<unsigned>(i / config.grid.x % config.grid.y),
-                                  static_cast<unsigned>(i / config.grid.x / config.grid.y)};
-                mine.run(info, index, body);
+                const uint3 first{static_cast<unsigned>(i % clusters.x) * config.cluster.x,
+                                  static_cast<unsigned>(i / clusters.x % clusters.y) * config.cluster.y,
+                                  static_cast<unsigned>(i / clusters.x / clusters.y) * config.cluster.z};
+                mine.run(info, first, body);
                 if (exec.progress) {
                     std::lock_guard lock(mutex);
                     if (failed) break;
                     try {
-                        exec.progress(++done, total);
+                        exec.progress(done += blocks, total * blocks);
                     } catch (...) {  // noted before the lock is released: no other worker calls it again
                         error = std::current_exception();
                         failed = true;
@@ -102,8 +100,8 @@ void run_grid(const LaunchConfig& config, const std::function<void()>& body) {
     };
     auto work = [&] {
         try {
-            Residency residency;
-            run_blocks(residency.block());
+            Loan loan;
+            run_clusters(loan.cluster());
         } catch (...) {  // no memory for a block or its counts
             std::lock_guard lock(mutex);
             if (!failed.exchange(true)) error = std::current_exception();

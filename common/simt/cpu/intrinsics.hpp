@@ -3,6 +3,7 @@
 #pragma once
 
 #include "simt/cpu/block.hpp"
+#include "simt/cpu/cluster.hpp"
 
 #include <atomic>
 #include <bit>

@@ -1,0 +1,169 @@
+/// @file
+/// cp.async.bulk.tensor: one thread has the TMA unit move a box of a tensor between global and shared memory.
+#pragma once
+
+#include "ptx/mbarrier.hpp"
+#include "ptx/tensor_map.hpp"
+
+#include <array>
+
+namespace ptx {
+
+/// How long the L2 cache shall keep what a load brings: createpolicy's encodings for all of an access.
+enum class CachePolicy : std::uint64_t {
+    evict_normal = 0x1000000000000000,
+    evict_first = 0x12f0000000000000,
+    evict_last = 0x14f0000000000000,
+};
+
+namespace detail {
+#if SIMT_EMULATED
+template <int R>
+std::array<int, 5> padded(const int (&at)[R]) {
+    std::array<int, 5> all{};
+    for (int k = 0; k < R; ++k) all[static_cast<std::size_t>(k)] = at[k];
+    return all;
+}
+template <int R>
+void check_rank(const TensorMap& map) {
+    if (map.rank != R)
+        throw simt::Error("TMA: " + std::to_string(R) + " coordinates for a tensor map of rank " + std::to_string(map.rank) + ", by " +
+                          simt::cpu::block().whereabouts());
+}
+#else
+SIMT_DEVICE std::uint64_t generic(const TensorMap& map) { return reinterpret_cast<std::uint64_t>(&map); }
+#endif
+}  // namespace detail
+
+#if !SIMT_EMULATED
+// Coordinates of a box as operands, and as the text that stands for them; i is the number of the first.
+#define PTX_AT_2(at) "r"(at[0]), "r"(at[1])
+#define PTX_AT_3(at) PTX_AT_2(at), "r"(at[2])
+#define PTX_AT_4(at) PTX_AT_3(at), "r"(at[3])
+#define PTX_AT_5(at) PTX_AT_4(at), "r"(at[4])
+#define PTX_LOAD(R, COORDINATES)                                                                                 \
+    asm volatile("cp.async.bulk.tensor." #R                                                                      \
+                 "d.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint [%0], [%1, {" COORDINATES \
+                 "}], [%2], %3;" ::"r"(shared_address(to)),                                                      \
+                 "l"(detail::generic(map)), "r"(shared_address(&barrier)), "l"(policy), PTX_AT_##R(at)           \
+                 : "memory")
+#define PTX_MULTICAST(R, COORDINATES)                                                                                               \
+    asm volatile("cp.async.bulk.tensor." #R                                                                                         \
+                 "d.shared::cluster.global.mbarrier::complete_tx::bytes.multicast::cluster.L2::cache_hint [%0], [%1, {" COORDINATES \
+                 "}], [%2], %4, %3;" ::"r"(shared_address(to)),                                                                     \
+                 "l"(detail::generic(map)), "r"(shared_address(&barrier)), "l"(policy), "h"(blocks), PTX_AT_##R(at)                 \
+                 : "memory")
+#define PTX_STORE(R, COORDINATES)                                                                                                         \
+    asm volatile("cp.async.bulk.tensor." #R "d.global.shared::cta.bulk_group [%0, {" COORDINATES "}], [%1];" ::"l"(detail::generic(map)), \
+                 "r"(shared_address(from)), PTX_AT_##R(at)                                                                                \
+                 : "memory")
+#endif
+
+/// Starts a load of the box at the given coordinates (dimension 0 first; negative ones and those past the end are outside). Its bytes
+/// complete the phase of `barrier` that announced them: all of the box, also what lies outside of the tensor and becomes zero. One
+/// thread calls; `to` begins at a multiple of 128 bytes, or of what the swizzle asks.
+///
+/// In emulation the destination is poisoned at once and written when nothing else can go on.
+template <int R>
+SIMT_DEVICE void cp_async_bulk_tensor_load(void* to, const TensorMap& map, const int (&at)[R], Mbarrier& barrier,
+                                           CachePolicy cache = CachePolicy::evict_normal) {
+    static_assert(R >= 2 && R <= 5, "boxes have 2 to 5 dimensions");
+#if SIMT_EMULATED
+    detail::check_rank<R>(map);
+    (void)cache;
+    simt::cpu::Block& block = simt::cpu::block();
+    block.start_bulk_load(map, detail::padded(at), to, &barrier, 1u << block.rank());
+#else
+    const auto policy = static_cast<std::uint64_t>(cache);
+    if constexpr (R == 2) PTX_LOAD(2, "%4,%5");
+    if constexpr (R == 3) PTX_LOAD(3, "%4,%5,%6");
+    if constexpr (R == 4) PTX_LOAD(4, "%4,%5,%6,%7");
+    if constexpr (R == 5) PTX_LOAD(5, "%4,%5,%6,%7,%8");
+#endif
+}
+
+/// The same to several blocks of the cluster, one bit of `blocks` each: the box lands at the same place of each one's shared memory
+/// and counts at the same barrier of each. Global memory is read once.
+template <int R>
+SIMT_DEVICE void cp_async_bulk_tensor_multicast(void* to, const TensorMap& map, const int (&at)[R], Mbarrier& barrier, std::uint16_t blocks,
+                                                CachePolicy cache = CachePolicy::evict_normal) {
+    static_assert(R >= 2 && R <= 5, "boxes have 2 to 5 dimensions");
+#if SIMT_EMULATED
+    detail::check_rank<R>(map);
+    (void)cache;
+    simt::cpu::block().start_bulk_load(map, detail::padded(at), to, &barrier, blocks);
+#else
+    const auto policy = static_cast<std::uint64_t>(cache);
+    if constexpr (R == 2) PTX_MULTICAST(2, "%5,%6");
+    if constexpr (R == 3) PTX_MULTICAST(3, "%5,%6,%7");
+    if constexpr (R == 4) PTX_MULTICAST(4, "%5,%6,%7,%8");
+    if constexpr (R == 5) PTX_MULTICAST(5, "%5,%6,%7,%8,%9");
+#endif
+}
+
+/// Starts a store of a box; what lies outside of the tensor is left out. Before it come fence_proxy_async() in each thread that wrote
+/// the box, and a barrier. One thread calls, and commits and waits too.
+template <int R>
+SIMT_DEVICE void cp_async_bulk_tensor_store(const TensorMap& map, const int (&at)[R], const void* from) {
+    static_assert(R >= 2 && R <= 5, "boxes have 2 to 5 dimensions");
+#if SIMT_EMULATED
+    detail::check_rank<R>(map);
+    simt::cpu::block().start_bulk_store(map, detail::padded(at), from);
+#else
+    if constexpr (R == 2) PTX_STORE(2, "%2,%3");
+    if constexpr (R == 3) PTX_STORE(3, "%2,%3,%4");
+    if constexpr (R == 4) PTX_STORE(4, "%2,%3,%4,%5");
+    if constexpr (R == 5) PTX_STORE(5, "%2,%3,%4,%5,%6");
+#endif
+}
+
+#if !SIMT_EMULATED
+#undef PTX_LOAD
+#undef PTX_MULTICAST
+#undef PTX_STORE
+#undef PTX_AT_2
+#undef PTX_AT_3
+#undef PTX_AT_4
+#undef PTX_AT_5
+#endif
+
+/// Makes a group of the stores that this thread started since the last commit.
+SIMT_DEVICE void cp_async_bulk_commit() {
+#if SIMT_EMULATED
+    simt::cpu::block().commit_bulk();
+#else
+    asm volatile("cp.async.bulk.commit_group;" ::: "memory");
+#endif
+}
+
+/// Waits until all but the latest kPending of this thread's groups have been read from shared memory, which may then be written or
+/// end with the block.
+template <int kPending>
+SIMT_DEVICE void cp_async_bulk_wait_read() {
+#if SIMT_EMULATED
+    simt::cpu::block().wait_for_bulk(kPending, false);
+#else
+    asm volatile("cp.async.bulk.wait_group.read %0;" ::"n"(kPending) : "memory");
+#endif
+}
+
+/// Waits until all but the latest kPending of this thread's groups are in global memory, for this thread to see.
+template <int kPending>
+SIMT_DEVICE void cp_async_bulk_wait() {
+#if SIMT_EMULATED
+    simt::cpu::block().wait_for_bulk(kPending, true);
+#else
+    asm volatile("cp.async.bulk.wait_group %0;" ::"n"(kPending) : "memory");
+#endif
+}
+
+/// Fetches the map itself ahead of its first use.
+SIMT_DEVICE void prefetch_tensormap(const TensorMap& map) {
+#if SIMT_EMULATED
+    (void)map;
+#else
+    asm volatile("prefetch.tensormap [%0];" ::"l"(detail::generic(map)) : "memory");
+#endif
+}
+
+}  // namespace ptx

@@ -1,0 +1,180 @@
+#include "06_hopper/stage.hpp"
+
+#include "stage_suite.hpp"
+
+#include <algorithm>
+#include <random>
+
+namespace {
+
+using namespace workbook;
+
+const std::vector<DType> kTypes = {DType::f16, DType::bf16};
+
+/// On a GPU that the stage refuses there is nothing to test but the refusal.
+bool can_run() { return Device::current().compute_capability / 10 == 9; }
+#define SKIP_WITHOUT_HOPPER() \
+    if (!can_run()) GTEST_SKIP() << Device::current().name << " is no Hopper GPU"
+
+Tested tested(const Variant& variant) {
+    Tested all(step06::stage(), variant);
+    all.types = kTypes;
+    all.head_dim = 64;
+    all.stride_multiple = 8;  // 16 bytes
+    return all;
+}
+
+std::vector<Tested> all_variants() {
+    std::vector<Tested> all;
+    for (const Variant& v : step06::stage().variants) all.push_back(tested(v));
+    return all;
+}
+
+// ---- agreement with float64 and with the stage before ----
+
+class Step06a : public testing::TestWithParam<Combination> {};
+
+TEST_P(Step06a, AgreesOverAllLengths) {
+    SKIP_WITHOUT_HOPPER();
+    check_all_lengths(tested(step06::stage().variants[0]), previous_stage(), GetParam());
+}
+INSTANTIATE_TEST_SUITE_P(Combinations, Step06a, testing::ValuesIn(combinations({64, 128, 256}, kTypes)), combination_name);
+
+TEST(Step06, SpecialCases) {
+    SKIP_WITHOUT_HOPPER();
+    for (const Tested& t : all_variants()) check_special_cases(t);
+}
+TEST(Step06, RowsThatSeeNothing) {
+    SKIP_WITHOUT_HOPPER();
+    for (const Tested& t : all_variants()) check_rows_that_see_nothing(t);
+}
+TEST(Step06, VeryNegativeLogits) {
+    SKIP_WITHOUT_HOPPER();
+    for (const Tested& t : all_variants()) check_very_negative_logits(t);
+}
+TEST(Step06, StridesWithGaps) {
+    SKIP_WITHOUT_HOPPER();
+    for (const Tested& t : all_variants()) check_strides_with_gaps(t);
+}
+
+// The rings go round several times, with whole and ragged last tiles.
+TEST(Step06, ManyTiles) {
+    SKIP_WITHOUT_HOPPER();
+    for (const Tested& t : all_variants())
+        for (const int d : {64, 128, 256})
+            for (const int kv_seq : {640, 768, 1000})
+                for (const bool causal : {false, true}) {
+                    const Problem p{
+                        .heads = 2, .kv_heads = 2, .seq = 70, .kv_seq = kv_seq, .head_dim = d, .dtype = DType::bf16, .causal = causal};
+                    expect_right(t.stage, t.variant, TestCase(p));
+                }
+}
+
+// The sizes of the last block of queries and of keys, the first visible key, the heads that share: at random.
+TEST(Step06, RandomProblems) {
+    SKIP_WITHOUT_HOPPER();
+    for (const Tested& t : all_variants()) {
+        std::mt19937_64 random(6);  // its numbers are the same everywhere
+        const auto pick = [&](int low, int high) { return low + static_cast<int>(random() % static_cast<std::uint64_t>(high - low + 1)); };
+        const std::vector<int> head_dims = {64, 128, 256};
+        for (int n = 0; n < 100; ++n) {
+            Problem p;
+            p.batch = pick(1, 2);
+            p.kv_heads = pick(1, 2);
+            p.heads = p.kv_heads * pick(1, 2);
+            p.seq = pick(1, 200);
+            p.kv_seq = pick(1, 300);
+            p.head_dim = head_dims[static_cast<std::size_t>(std::max(0, pick(-2, 2)))];  // most often the smallest
+            p.dtype = kTypes[static_cast<std::size_t>(n % 2)];
+            p.causal = pick(0, 2) > 0;
+            p.layout = pick(0, 1) ? Layout::bnhd : Layout::bhnd;
+            if (pick(0, 3) == 0) p.softmax_scale = static_cast<float>(pick(-8, 8)) / 16;
+            TestCase test(p, static_cast<std::uint64_t>(n));
+            test.options.schedule = static_cast<simt::Schedule>(pick(0, 2));
+            expect_right(t.stage, t.variant, test);
+            ASSERT_FALSE(HasFailure()) << "problem " << n;
+        }
+    }
+}
+
+// ---- traffic ----
+
+TEST(Step06, CausalSkipsAboutHalf) {
+    for (const Variant& v : step06::stage().variants) {
+        Problem p{.heads = 1, .kv_heads = 1, .seq = 4096, .kv_seq = 4096, .head_dim = 64, .dtype = DType::f16};
+        const auto reads_of_k = [&] { return v.movement(p, Device::current()).requested.tensors.at(1).read; };
+        const long long full = reads_of_k();
+        p.causal = true;
+        EXPECT_NEAR(static_cast<double>(reads_of_k()) / static_cast<double>(full), 0.5, 0.03) << v.id;
+    }
+}
+
+// ---- refusals ----
+
+void expect_refused(const std::string& why, const std::string& words) { EXPECT_NE(why.find(words), std::string::npos) << why; }
+
+TEST(Step06, Refusals) {
+    Device hopper = Device::current();
+    hopper.compute_capability = 90;
+    for (const Tested& t : all_variants()) {
+        for (const int d : {32, 80, 192})
+            expect_refused(refusal(t, {.seq = 16, .kv_seq = 16, .head_dim = d, .dtype = DType::f16}, hopper),
+                           "head_dim = " + std::to_string(d) + ": 64, 128 and 256 are accepted");
+        expect_refused(refusal(t, {.seq = 16, .kv_seq = 16, .head_dim = 64}, hopper), "dtype = f32: tensor cores multiply f16 and bf16");
+        const Problem p{.seq = 16, .kv_seq = 16, .head_dim = 64, .dtype = DType::f16};
+        Device device = hopper;
+        device.shared_memory_per_block = 20 * 1024;
+        expect_refused(refusal(t, p, device), "20480 bytes of shared memory: the tiles take ");
+        for (const int capability : {80, 89, 100}) {
+            device = hopper;
+            device.name = "some GPU";
+            device.compute_capability = capability;
+            expect_refused(refusal(t, p, device), "some GPU has compute capability " + std::to_string(capability / 10) + "." +
+                                                      std::to_string(capability % 10) + ": wgmma is an instruction of 9.0 alone");
+        }
+    }
+}
+
+/// What the run is refused with when one of Q, K, V and O lies as given; empty where it is accepted.
+std::string refused_memory(std::size_t byte_offset, int which, const Strides& strides, const Variant& v) {
+    const Problem p{.seq = 16, .kv_seq = 16, .head_dim = 64, .dtype = DType::f16};
+    DeviceBuffer buffers[5];
+    TensorRef refs[4];
+    for (int t = 0; t < 4; ++t) {
+        buffers[t] = DeviceBuffer(1 << 16);
+        refs[t] = {buffers[t].data(), p.q_strides()};
+    }
+    refs[which] = {static_cast<char*>(refs[which].data) + byte_offset, strides};
+    buffers[4] = DeviceBuffer(16 * sizeof(float));
+    Workspace workspace;
+    Forward args{p, refs[0], refs[1], refs[2], refs[3], static_cast<float*>(buffers[4].data()), Device::current(), {}, workspace};
+    try {
+        run_forward(v, args);
+        synchronize(nullptr);
+    } catch (const Refused& error) {
+        return error.what();
+    }
+    return "";
+}
+
+TEST(Step06, RefusesMemoryThatTmaCannotTake) {
+    SKIP_WITHOUT_HOPPER();
+    const char* const names[] = {"Q", "K", "V", "O"};
+    const Strides packed = {1024, 1024, 64};
+    for (const Variant& v : step06::stage().variants)
+        for (int which = 0; which < 4; ++which) {
+            const auto expect_told = [&](std::size_t offset, const Strides& strides, const std::string& words) {
+                const std::string why = refused_memory(offset, which, strides, v);
+                expect_refused(why, v.id + " " + v.name + ": " + names[which]);
+                expect_refused(why, words);
+            };
+            expect_told(2, packed, "starts at an address that is not a multiple of 16 bytes");
+            expect_told(8, packed, "multiples of 8 are accepted");
+            expect_told(0, {1024, 1024, 65}, "(1024, 1024, 65)");
+            expect_told(0, {1024, 1028, 64}, "(1024, 1028, 64)");
+            expect_told(0, {1030, 1024, 64}, "(1030, 1024, 64)");
+            EXPECT_EQ(refused_memory(16, which, {2048, 2048, 72}, v), "");
+        }
+}
+
+}  // namespace
