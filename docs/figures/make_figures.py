@@ -633,6 +633,8 @@ def swizzle():
         s.text(x0 - 8, base + 16, "reads", 12, "end")
         s.text(x0 + 4 * w, base + 42, f"{passes} passes: the same four banks each time" if passes > 1 else "1 pass: all 32 banks at once", 14, bold=True)
     s.save("swizzle.svg")
+
+
 def backward_tiles():
     s = Svg(900, 560, "The backward pass that computes P again",
             "A thread block keeps a block of K and V, with dK and dV in registers, while blocks of queries pass by.")
@@ -698,6 +700,109 @@ def backward_tiles():
     s.save("backward_tiles.svg")
 
 
+def backward_turn():
+    warps, split, keys, queries, d = 8, 2, 128, 64, 128  # 05c at d = 128
+    keys_warp, queries_warp, columns_warp = keys // (warps // split), queries // split, d // split
+    columns_dq = d * queries // 32 // warps
+    across = d // columns_dq
+    fills = {0: BLUE_PALE, 1: RED_PALE}
+    s = Svg(960, 814, "A turn of 05c",
+            "Which warp holds which part of the scores, of dK and dV and of dQ, and what warps 0 and 1 exchange through shared memory.")
+    s.text(480, 32, f"One turn of 05c at d = {d}: {queries} queries pass by {keys} keys, {warps} warps", 17, bold=True)
+    s.text(480, 53, f"the number is the warp; warps 0 and 1 share {keys_warp} keys", 13, fill=SOFT)
+
+    # Who holds what: one pixel a key, query or column.
+    def grid(x0, y0, rows, columns, h, w, warp_at, title, names, note):
+        wide = columns * w
+        s.text(x0 + wide / 2, y0 - 30, title, 15, bold=True)
+        s.text(x0 + wide / 2, y0 - 10, names[1], 12, fill=SOFT)
+        s.text(x0 - 10, y0 + rows * h / 2, names[0], 12, rotate=-90, fill=SOFT)
+        for r in range(rows):
+            for c in range(columns):
+                warp = warp_at(r, c)
+                s.rect(x0 + c * w, y0 + r * h, w, h, fills.get(warp, "#ffffff"), INK, 0)
+                s.text(x0 + (c + 0.5) * w, y0 + (r + 0.5) * h + 5, str(warp), 14, bold=warp < 2)
+        for k, words in enumerate(note):
+            s.text(x0 + wide / 2, y0 + rows * h + 20 + 17 * k, words, 12)
+
+    grid(136, 120, keys // keys_warp, split, keys_warp, 1.6 * queries_warp, lambda r, c: split * r + c,
+         "Sᵀ, dPᵀ, Pᵀ, dSᵀ", (f"{keys} keys", f"{queries} queries"), ("in registers; Pᵀ and dSᵀ", "also in shared memory"))
+    grid(416, 120, keys // keys_warp, split, keys_warp, columns_warp, lambda r, c: split * r + c,
+         "dK and dV", (f"{keys} keys", f"{d} columns"), ("in registers,", "from the first turn to the last"))
+    grid(716, 152, queries // 32, across, 32, columns_dq, lambda r, c: across * r + c,
+         "dQ", (f"{queries} queries", f"{d} columns"), ("made and added", "to dQ_acc at once"))
+
+    # What the pair does, top to bottom; shared memory in the middle.
+    left, middle, right, w = 34, 372, 654, 272
+    def barrier(y, words):
+        s.rect(left, y, right + w - left, 26, INK, INK, 4)
+        s.text(480, y + 18, words, 13, bold=True, fill="#ffffff")
+
+    top = 330
+    s.text(left + w / 2, top, "warp 0", 15, bold=True)
+    s.text(480, top, "shared memory", 15, bold=True)
+    s.text(right + w / 2, top, "warp 1", 15, bold=True)
+    barrier(top + 12, "barrier: Q, dO, LSE and D of this turn are there; the turn before is over. The next copies start.")
+
+    y = top + 52
+    s.rect(middle, y, 216, 48, SAND)
+    s.text(480, y + 20, "K, V;  Q, dO of the turn", 14, bold=True)
+    s.text(480, y + 38, "and LSE, D", 12, fill=SOFT)
+    for x, warp in ((left, 0), (right, 1)):
+        own = f"queries {warp * queries_warp} to {(warp + 1) * queries_warp - 1}"
+        columns = f"columns {warp * columns_warp} to {(warp + 1) * columns_warp - 1}"
+        s.rect(x, y, w, 48, fills[warp])
+        s.text(x + w / 2, y + 20, "Sᵀ = K Qᵀ    dPᵀ = V dOᵀ", 14, bold=True)
+        s.text(x + w / 2, y + 38, f"{keys_warp} keys, {own}", 12, fill=SOFT)
+        s.rect(x, y + 60, w, 48, fills[warp])
+        s.text(x + w / 2, y + 80, "Pᵀ = 2^(c Sᵀ − LSE)", 14, bold=True)
+        s.text(x + w / 2, y + 98, "dSᵀ = Pᵀ ∘ (dPᵀ − D)", 14, bold=True)
+        s.rect(x, y + 120, w, 48, fills[warp])
+        s.text(x + w / 2, y + 140, "dV += Pᵀ dO    dK += dSᵀ Q", 14, bold=True)
+        s.text(x + w / 2, y + 158, f"{own}, {columns}", 12, fill=SOFT)
+        s.line(x + w / 2, y + 48, x + w / 2, y + 58, INK, 1.3)
+        s.line(x + w / 2, y + 108, x + w / 2, y + 118, INK, 1.3)
+    for inner, edge in ((middle, left + w), (middle + 216, right)):
+        s.line(inner, y + 24, edge, y + 24, BLUE, 1.7, None, "blue")
+        s.line(edge, y + 84, inner, y + 84, RED, 1.7, None, "red")
+    s.rect(middle, y + 60, 108, 48, BLUE_PALE)
+    s.rect(middle + 108, y + 60, 108, 48, RED_PALE)
+    s.text(480, y + 140, "written for the other warp (P, dS)", 12, fill=SOFT)
+    s.text(480, y + 157, "and for dQ (dS)", 12, fill=SOFT)
+    for k in range(2):
+        s.text(middle + 54 + 108 * k, y + 80, "Pᵀ, dSᵀ", 14, bold=True)
+        s.text(middle + 54 + 108 * k, y + 98, f"of warp {k}", 12, fill=SOFT)
+
+    y2 = y + 184
+    barrier(y2, "barrier: P and dS are whole")
+    y3 = y2 + 40
+    for k, warp in enumerate((1, 0)):
+        s.rect(middle + 108 * k, y3, 108, 48, fills[warp])
+        s.text(middle + 54 + 108 * k, y3 + 20, "Pᵀ, dSᵀ", 14, bold=True)
+        s.text(middle + 54 + 108 * k, y3 + 38, f"of warp {warp}", 12, fill=SOFT)
+    s.rect(middle, y3 + 60, 216, 48, SAND)
+    s.text(480, y3 + 80, "dSᵀ of all warps;  K", 14, bold=True)
+    s.text(480, y3 + 98, f"all {keys} keys", 12, fill=SOFT)
+    for x, warp in ((left, 0), (right, 1)):
+        other = 1 - warp
+        s.rect(x, y3, w, 48, fills[warp])
+        s.text(x + w / 2, y3 + 20, "dV += Pᵀ dO    dK += dSᵀ Q", 14, bold=True)
+        s.text(x + w / 2, y3 + 38, f"queries {other * queries_warp} to {(other + 1) * queries_warp - 1}, "
+               f"columns {warp * columns_warp} to {(warp + 1) * columns_warp - 1}", 12, fill=SOFT)
+        s.rect(x, y3 + 60, w, 48, fills[warp])
+        s.text(x + w / 2, y3 + 80, "dQ = dS K", 14, bold=True)
+        s.text(x + w / 2, y3 + 98, f"queries 0 to 31, columns {warp * columns_dq} to {(warp + 1) * columns_dq - 1}", 12, fill=SOFT)
+        s.line(x + w / 2, y3 + 48, x + w / 2, y3 + 58, INK, 1.3)
+        s.line(x + w / 2, y3 + 108, x + w / 2, y3 + 132, RED, 1.8, None, "red")
+    for inner, edge in ((middle, left + w), (middle + 216, right)):
+        s.line(inner, y3 + 24, edge, y3 + 24, BLUE, 1.7, None, "blue")
+        s.line(inner, y3 + 84, edge, y3 + 84, BLUE, 1.7, None, "blue")
+    s.rect(left, y3 + 134, right + w - left, 50, SAND)
+    s.text(480, y3 + 155, "dQ_acc in global memory: float32, in the order of the lanes", 14, bold=True)
+    s.text(480, y3 + 173, "each red of a warp adds 4 · 32 numbers, 512 bytes side by side", 12, fill=SOFT)
+    s.save("backward_turn.svg")
+
+
 if __name__ == "__main__":
     memory_hierarchy()
     growth()
@@ -711,3 +816,4 @@ if __name__ == "__main__":
     s_to_p()
     swizzle()
     backward_tiles()
+    backward_turn()
