@@ -263,6 +263,15 @@ TEST(HopperMisuse, WrongRank) {
         "TMA: 3 coordinates for a tensor map of rank 2");
 }
 
+TEST(HopperMisuse, UnalignedCoordinate) {
+    expect_told<Error>(
+        [](TensorMap map) {
+            set_up();
+            if (me() == 0) ptx::cp_async_bulk_tensor_load(smem().slot[0], map, {4, 0}, smem().full[0]);
+        },
+        "TMA: coordinate 0 = 4 is 8 bytes into the rows: multiples of 16 are accepted");
+}
+
 // ---------------------------------------------------------------- TMA stores and the proxy fence
 
 template <bool kFence, bool kBarrier, bool kFenceAfterwards = false>

@@ -25,10 +25,12 @@ std::array<int, 5> padded(const int (&at)[R]) {
     return all;
 }
 template <int R>
-void check_rank(const TensorMap& map) {
-    if (map.rank != R)
-        throw simt::Error("TMA: " + std::to_string(R) + " coordinates for a tensor map of rank " + std::to_string(map.rank) + ", by " +
-                          simt::cpu::block().whereabouts());
+void check_place(const TensorMap& map, const int (&at)[R]) {
+    const auto fail = [](const std::string& what) { throw simt::Error("TMA: " + what + ", by " + simt::cpu::block().whereabouts()); };
+    if (map.rank != R) fail(std::to_string(R) + " coordinates for a tensor map of rank " + std::to_string(map.rank));
+    if (at[0] * map.element % 16 != 0)
+        fail("coordinate 0 = " + std::to_string(at[0]) + " is " + std::to_string(at[0] * map.element) +
+             " bytes into the rows: multiples of 16 are accepted");
 }
 #else
 SIMT_DEVICE std::uint64_t generic(const TensorMap& map) { return reinterpret_cast<std::uint64_t>(&map); }
@@ -59,7 +61,8 @@ SIMT_DEVICE std::uint64_t generic(const TensorMap& map) { return reinterpret_cas
                  : "memory")
 #endif
 
-/// Starts a load of the box at the given coordinates (dimension 0 first; negative ones and those past the end are outside). Its bytes
+/// Starts a load of the box at the given coordinates (dimension 0 first, a multiple of 16 bytes: other ones end in an illegal
+/// instruction; negative ones and those past the end are outside). Its bytes
 /// complete the phase of `barrier` that announced them: all of the box, also what lies outside of the tensor and becomes zero. One
 /// thread calls; `to` begins at a multiple of 128 bytes, or of what the swizzle asks.
 ///
@@ -69,7 +72,7 @@ SIMT_DEVICE void cp_async_bulk_tensor_load(void* to, const TensorMap& map, const
                                            CachePolicy cache = CachePolicy::evict_normal) {
     static_assert(R >= 2 && R <= 5, "boxes have 2 to 5 dimensions");
 #if SIMT_EMULATED
-    detail::check_rank<R>(map);
+    detail::check_place(map, at);
     (void)cache;
     simt::cpu::Block& block = simt::cpu::block();
     block.start_bulk_load(map, detail::padded(at), to, &barrier, 1u << block.rank());
@@ -89,7 +92,7 @@ SIMT_DEVICE void cp_async_bulk_tensor_multicast(void* to, const TensorMap& map, 
                                                 CachePolicy cache = CachePolicy::evict_normal) {
     static_assert(R >= 2 && R <= 5, "boxes have 2 to 5 dimensions");
 #if SIMT_EMULATED
-    detail::check_rank<R>(map);
+    detail::check_place(map, at);
     (void)cache;
     simt::cpu::block().start_bulk_load(map, detail::padded(at), to, &barrier, blocks);
 #else
@@ -107,7 +110,7 @@ template <int R>
 SIMT_DEVICE void cp_async_bulk_tensor_store(const TensorMap& map, const int (&at)[R], const void* from) {
     static_assert(R >= 2 && R <= 5, "boxes have 2 to 5 dimensions");
 #if SIMT_EMULATED
-    detail::check_rank<R>(map);
+    detail::check_place(map, at);
     simt::cpu::block().start_bulk_store(map, detail::padded(at), from);
 #else
     if constexpr (R == 2) PTX_STORE(2, "%2,%3");
