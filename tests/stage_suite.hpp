@@ -198,7 +198,8 @@ struct RandomProblem {
     simt::Schedule schedule;
 
     /// @param head_dims of which the first is taken most often
-    RandomProblem(const std::vector<DType>& types, const std::vector<int>& head_dims, int seed) {
+    /// @param emulated_keys the most of them in emulation
+    RandomProblem(const std::vector<DType>& types, const std::vector<int>& head_dims, int seed, int emulated_keys = 140) {
         constexpr int longest = emulating ? 140 : 3000;
         std::mt19937_64 random(static_cast<std::uint64_t>(seed));  // its numbers are the same everywhere
         const auto pick = [&](int low, int high) { return low + static_cast<int>(random() % static_cast<std::uint64_t>(high - low + 1)); };
@@ -207,7 +208,7 @@ struct RandomProblem {
         p.kv_heads = pick(1, 2);
         p.heads = p.kv_heads * pick(1, 3);
         p.seq = pick(1, pick(0, 3) ? longest : 16);  // few queries, or few keys, now and then
-        p.kv_seq = pick(1, pick(0, 3) ? longest : 16);
+        p.kv_seq = pick(1, pick(0, 3) ? emulating ? emulated_keys : longest : 16);
         p.head_dim = head_dims[static_cast<std::size_t>(std::max(0, pick(-2, static_cast<int>(head_dims.size()) - 1)))];
         p.dtype = types[static_cast<std::size_t>(pick(0, static_cast<int>(types.size()) - 1))];
         p.causal = pick(0, 2) > 0;
@@ -222,9 +223,10 @@ struct RandomProblem {
 };
 
 /// The problems of the seeds from `first` to `last`; on a GPU a sample of the rows is compared. Stops at the first failure.
-inline void check_random_problems(const Tested& tested, const std::vector<int>& head_dims, int first, int last) {
+/// @param emulated_keys enough of them to go round the kernel's ring
+inline void check_random_problems(const Tested& tested, const std::vector<int>& head_dims, int first, int last, int emulated_keys = 140) {
     for (int seed = first; seed <= last && !testing::Test::HasFailure(); ++seed) {
-        const RandomProblem random(tested.types, head_dims, seed);
+        const RandomProblem random(tested.types, head_dims, seed, emulated_keys);
         SCOPED_TRACE(random.describe(seed));
         Device device = tested.device;
         device.sms = random.sms;

@@ -263,6 +263,14 @@ TEST(HopperMisuse, WrongRank) {
         "TMA: 3 coordinates for a tensor map of rank 2");
 }
 
+TEST(HopperMisuse, NegativeCoordinateOfAStore) {
+    expect_told<Error>(
+        [](TensorMap map) {
+            if (me() == 0) ptx::cp_async_bulk_tensor_store(map, {0, -1}, smem().slot[0]);
+        },
+        "TMA: coordinate 1 = -1 of a store: 0 or more is accepted");
+}
+
 TEST(HopperMisuse, UnalignedCoordinate) {
     expect_told<Error>(
         [](TensorMap map) {
@@ -674,7 +682,7 @@ TEST(HopperLedger, CountsWhatOfABoxIsInside) {
             }
             ptx::mbarrier_wait(smem().full[0], 0);
             if (me() == 0) {
-                ptx::cp_async_bulk_tensor_store(map, {-8, 100}, smem().slot[0]);  // 56 columns of 28 rows
+                ptx::cp_async_bulk_tensor_store(map, {8, 100}, smem().slot[0]);  // 56 columns of 28 rows
                 ptx::cp_async_bulk_commit();
                 ptx::cp_async_bulk_wait_read<0>();
             }

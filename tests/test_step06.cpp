@@ -2,9 +2,6 @@
 
 #include "stage_suite.hpp"
 
-#include <algorithm>
-#include <random>
-
 namespace {
 
 using namespace workbook;
@@ -33,12 +30,18 @@ std::vector<Tested> all_variants() {
 // ---- agreement with float64 and with the stage before ----
 
 class Step06a : public testing::TestWithParam<Combination> {};
+class Step06b : public testing::TestWithParam<Combination> {};
 
 TEST_P(Step06a, AgreesOverAllLengths) {
     SKIP_WITHOUT_HOPPER();
     check_all_lengths(tested(step06::stage().variants[0]), previous_stage(), GetParam());
 }
+TEST_P(Step06b, AgreesOverAllLengths) {
+    SKIP_WITHOUT_HOPPER();
+    check_all_lengths(tested(step06::stage().variants[1]), previous_stage(), GetParam());
+}
 INSTANTIATE_TEST_SUITE_P(Combinations, Step06a, testing::ValuesIn(combinations({64, 128, 256}, kTypes)), combination_name);
+INSTANTIATE_TEST_SUITE_P(Combinations, Step06b, testing::ValuesIn(combinations({64, 128, 256}, kTypes)), combination_name);
 
 TEST(Step06, SpecialCases) {
     SKIP_WITHOUT_HOPPER();
@@ -52,6 +55,10 @@ TEST(Step06, VeryNegativeLogits) {
     SKIP_WITHOUT_HOPPER();
     for (const Tested& t : all_variants()) check_very_negative_logits(t);
 }
+TEST(Step06, GrowingMaxima) {
+    SKIP_WITHOUT_HOPPER();
+    for (const Tested& t : all_variants()) check_growing_maxima(t);
+}
 TEST(Step06, StridesWithGaps) {
     SKIP_WITHOUT_HOPPER();
     for (const Tested& t : all_variants()) check_strides_with_gaps(t);
@@ -60,41 +67,22 @@ TEST(Step06, StridesWithGaps) {
 // The rings go round several times, with whole and ragged last tiles.
 TEST(Step06, ManyTiles) {
     SKIP_WITHOUT_HOPPER();
+    int schedule = 0;
     for (const Tested& t : all_variants())
         for (const int d : {64, 128, 256})
             for (const int kv_seq : {640, 768, 1000})
                 for (const bool causal : {false, true}) {
                     const Problem p{
-                        .heads = 2, .kv_heads = 2, .seq = 70, .kv_seq = kv_seq, .head_dim = d, .dtype = DType::bf16, .causal = causal};
-                    expect_right(t.stage, t.variant, TestCase(p));
+                        .heads = 2, .kv_heads = 2, .seq = 170, .kv_seq = kv_seq, .head_dim = d, .dtype = DType::bf16, .causal = causal};
+                    TestCase test(p);
+                    test.options.schedule = static_cast<simt::Schedule>(schedule++ % 3);
+                    expect_right(t.stage, t.variant, test);
                 }
 }
 
-// The sizes of the last block of queries and of keys, the first visible key, the heads that share: at random.
 TEST(Step06, RandomProblems) {
     SKIP_WITHOUT_HOPPER();
-    for (const Tested& t : all_variants()) {
-        std::mt19937_64 random(6);  // its numbers are the same everywhere
-        const auto pick = [&](int low, int high) { return low + static_cast<int>(random() % static_cast<std::uint64_t>(high - low + 1)); };
-        const std::vector<int> head_dims = {64, 128, 256};
-        for (int n = 0; n < 100; ++n) {
-            Problem p;
-            p.batch = pick(1, 2);
-            p.kv_heads = pick(1, 2);
-            p.heads = p.kv_heads * pick(1, 2);
-            p.seq = pick(1, 200);
-            p.kv_seq = pick(1, 300);
-            p.head_dim = head_dims[static_cast<std::size_t>(std::max(0, pick(-2, 2)))];  // most often the smallest
-            p.dtype = kTypes[static_cast<std::size_t>(n % 2)];
-            p.causal = pick(0, 2) > 0;
-            p.layout = pick(0, 1) ? Layout::bnhd : Layout::bhnd;
-            if (pick(0, 3) == 0) p.softmax_scale = static_cast<float>(pick(-8, 8)) / 16;
-            TestCase test(p, static_cast<std::uint64_t>(n));
-            test.options.schedule = static_cast<simt::Schedule>(pick(0, 2));
-            expect_right(t.stage, t.variant, test);
-            ASSERT_FALSE(HasFailure()) << "problem " << n;
-        }
-    }
+    for (const Tested& t : all_variants()) check_random_problems(t, {64, 128, 256}, 1, 100, 600);
 }
 
 // ---- traffic ----

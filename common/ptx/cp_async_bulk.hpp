@@ -25,12 +25,18 @@ std::array<int, 5> padded(const int (&at)[R]) {
     return all;
 }
 template <int R>
-void check_place(const TensorMap& map, const int (&at)[R]) {
+void check_place(const TensorMap& map, const int (&at)[R], bool store = false) {
     const auto fail = [](const std::string& what) { throw simt::Error("TMA: " + what + ", by " + simt::cpu::block().whereabouts()); };
     if (map.rank != R) fail(std::to_string(R) + " coordinates for a tensor map of rank " + std::to_string(map.rank));
     if (at[0] * map.element % 16 != 0)
         fail("coordinate 0 = " + std::to_string(at[0]) + " is " + std::to_string(at[0] * map.element) +
              " bytes into the rows: multiples of 16 are accepted");
+    if (!store) return;
+    for (int k = 0; k < R; ++k)
+        if (at[k] < 0) fail("coordinate " + std::to_string(k) + " = " + std::to_string(at[k]) + " of a store: 0 or more is accepted");
+    const long long row_bytes = map.extent[0] * map.element;
+    if (at[0] + map.box[0] > map.extent[0] && row_bytes % 16 != 0)
+        fail("a store across the end of rows of " + std::to_string(row_bytes) + " bytes: multiples of 16 are accepted there");
 }
 #else
 SIMT_DEVICE std::uint64_t generic(const TensorMap& map) { return reinterpret_cast<std::uint64_t>(&map); }
@@ -104,13 +110,14 @@ SIMT_DEVICE void cp_async_bulk_tensor_multicast(void* to, const TensorMap& map, 
 #endif
 }
 
-/// Starts a store of a box; what lies outside of the tensor is left out. Before it come fence_proxy_async() in each thread that wrote
-/// the box, and a barrier. One thread calls, and commits and waits too.
+/// Starts a store of a box; what lies past the end of the tensor is left out. No coordinate may be negative, and rows across whose end
+/// a box reaches are a multiple of 16 bytes: an H200 ends stores with the one by an illegal instruction, and stores the other wrongly.
+/// Before it come fence_proxy_async() in each thread that wrote the box, and a barrier. One thread calls, and commits and waits too.
 template <int R>
 SIMT_DEVICE void cp_async_bulk_tensor_store(const TensorMap& map, const int (&at)[R], const void* from) {
     static_assert(R >= 2 && R <= 5, "boxes have 2 to 5 dimensions");
 #if SIMT_EMULATED
-    detail::check_place(map, at);
+    detail::check_place(map, at, true);
     simt::cpu::block().start_bulk_store(map, detail::padded(at), from);
 #else
     if constexpr (R == 2) PTX_STORE(2, "%2,%3");

@@ -404,7 +404,7 @@ void Block::set_registers(bool more, unsigned registers) {
         if (more ? registers < mine.registers : registers > mine.registers)
             throw Error(std::string(operation) + " to " + std::to_string(registers) + " registers: the warpgroup has " +
                         std::to_string(mine.registers) + " a thread, by " + whereabouts());
-        mine.wanted = registers;
+        (more ? mine.wanted : mine.registers) = registers;
         for (Warpgroup& group : warpgroups_) {  // what one gives back others may have
             if (!group.wanted || registers_in_use() + kWarpgroup * group.wanted > pool + kWarpgroup * group.registers) continue;
             group.registers = std::exchange(group.wanted, 0u);
