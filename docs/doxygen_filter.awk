@@ -36,7 +36,7 @@ function target(path,    at, heading) {
     }
     path = folder path
     while (sub(/[^\/]+\/\.\.\//, "", path)) {}
-    if (path ~ /^(README|(docs|steps|common)\/.*)\.md$/) return "#" id(path, heading)
+    if (path ~ /^(README|CONTRIBUTING|(docs|steps|common)\/.*)\.md$/) return "#" id(path, heading)
     return "../../../" path
 }
 
