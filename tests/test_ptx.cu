@@ -4,6 +4,7 @@
 #include "ptx/ex2.hpp"
 #include "ptx/ldmatrix.hpp"
 #include "ptx/mma.hpp"
+#include "ptx/red.hpp"
 #include "simt/simt.hpp"
 #include "simt/vector.hpp"
 #include "device_data.hpp"
@@ -266,6 +267,51 @@ TEST(Pack, Bfloat16) {
                                {3.4e38f, 0x7f80},
                                {INFINITY, 0x7f80},
                                {-INFINITY, 0xff80}});
+}
+
+/// What pack() packed, unpacked: both numbers of a pair, times 2.
+template <class T>
+__global__ void unpack_pairs(TensorView<const float, 1> in, TensorView<float, 1> out) {
+    const int i = 2 * threadIdx.x;
+    const float2 pair = ptx::unpack<T>(ptx::pack<T>(in(i), in(i + 1)));
+    out(i) = 2 * pair.x;
+    out(i + 1) = 2 * pair.y;
+}
+
+template <class T>
+void check_unpack() {
+    const std::vector<float> values = {1.0f, -2.0f, 0.0f, 96.0f, -0.375f, 0x1p-14f, 240.0f, -1.5f};  // every type has them
+    const DeviceData<float> in(values), out(values.size());
+    simt::launch(unpack_pairs<T>, {.block = {4}}, packed_view<const float, 1>("in", in.data(), {8}),
+                 packed_view<float, 1>("out", out.data(), {8}));
+    const std::vector<float> seen = out.get();
+    for (std::size_t i = 0; i < values.size(); ++i) EXPECT_EQ(seen[i], 2 * values[i]);
+}
+
+TEST(Pack, UnpackHalf) { check_unpack<__half>(); }
+TEST(Pack, UnpackBfloat16) { check_unpack<__nv_bfloat16>(); }
+
+// ---------------------------------------------------------------- red
+
+/// Every thread of every block adds to one of eight groups of four numbers. Small whole numbers: the order makes no difference.
+__global__ void add_fours(TensorView<float, 2> sums) {
+    const int t = threadIdx.x;
+    const float x[4] = {1.0f, static_cast<float>(t), 2.0f * static_cast<float>(blockIdx.x), -3.0f};
+    ptx::red_add_f32x4(&sums(t % 2, t / 2 % 4 * 4), x);
+}
+
+TEST(Red, AddsFourAtATime) {
+    const DeviceData<float> sums(std::vector<float>(32, 0.5f));
+    simt::launch(add_fours, {.grid = {10}, .block = {64}}, packed_view<float, 2>("sums", sums.data(), {2, 16}));
+    const std::vector<float> seen = sums.get();
+    for (int row = 0; row < 2; ++row)
+        for (int group = 0; group < 4; ++group) {
+            float threads = 0, numbers = 0;
+            for (int t = 0; t < 64; ++t)
+                if (t % 2 == row && t / 2 % 4 == group) ++threads, numbers += static_cast<float>(t);
+            const float want[4] = {10 * threads, 10 * numbers, 2 * 45 * threads, -30 * threads};
+            for (int e = 0; e < 4; ++e) EXPECT_EQ(seen[16 * row + 4 * group + e], 0.5f + want[e]) << row << ", " << group << ", " << e;
+        }
 }
 
 // ---------------------------------------------------------------- ex2
