@@ -136,10 +136,8 @@ private:
     }
 
     /// FLOPs that the matrix products of a case calculate; of both passes at least.
-    static double calculated(const Variant&, const Problem& problem, Direction) { return forward_flops(problem); }
-    static double calculated(const BackwardVariant& variant, const Problem& problem, Direction) {
-        return product_flops(problem, variant.products);
-    }
+    static double calculated(const Variant&, const Problem& problem) { return forward_flops(problem); }
+    static double calculated(const BackwardVariant& variant, const Problem& problem) { return product_flops(problem, variant.products); }
 
     template <class AnyVariant>
     void run(benchmark::State& state, const AnyVariant& variant, const Problem& problem, Direction direction) {
@@ -155,7 +153,7 @@ private:
             measured.flops = flops(problem, direction);
             const Movement movement = variant.movement(problem, device_);
             std::optional<Prediction> least;  // of both passes: of the backward pass alone
-            if (gpu_) least = predict(*gpu_, variant.unit(problem.dtype), calculated(variant, problem, direction), movement);
+            if (gpu_) least = predict(*gpu_, variant.unit(problem.dtype), calculated(variant, problem), movement);
             if (least && least->seconds() > options_.max_seconds) {
                 throw Skipped("a run would take at least " + rough_duration(least->seconds()) + ", more than --max-seconds allows (" +
                               rough_duration(options_.max_seconds) + ")");

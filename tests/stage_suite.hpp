@@ -143,33 +143,38 @@ inline std::vector<Combination> combinations(const std::vector<int>& head_dims,
     return all;
 }
 
-/// Every pair of lengths, causal and not, two query heads on one key/value head.
+/// Calls f with the problem of every pair of lengths, causal and not, two query heads on one key/value head.
+template <class F>
+void for_all_lengths(DType dtype, int head_dim, F&& f) {
+    for (const auto& [seq, kv_seq] : kLengths)
+        for (const bool causal : {false, true})
+            f(Problem{.batch = 1,
+                      .heads = 2,
+                      .kv_heads = 1,
+                      .seq = seq,
+                      .kv_seq = kv_seq,
+                      .head_dim = head_dim,
+                      .dtype = dtype,
+                      .causal = causal});
+}
+
 inline void check_all_lengths(const Tested& tested, const Stage* previous, const Combination& combination) {
     const auto [dtype, head_dim, schedule] = combination;
-    for (const auto& [seq, kv_seq] : kLengths)
-        for (const bool causal : {false, true}) {
-            const Problem problem{.batch = 1,
-                                  .heads = 2,
-                                  .kv_heads = 1,
-                                  .seq = seq,
-                                  .kv_seq = kv_seq,
-                                  .head_dim = head_dim,
-                                  .dtype = dtype,
-                                  .causal = causal};
-            TestCase test(problem, 1, Distribution::normal, tested.device);
-            test.options.schedule = schedule;
-            const Run run = expect_right(tested.stage, tested.variant, test);
-            if (previous) expect_agreement(expect_right(*previous, previous->variants.back(), test), run);
-        }
+    for_all_lengths(dtype, head_dim, [&, schedule = schedule](const Problem& problem) {
+        TestCase test(problem, 1, Distribution::normal, tested.device);
+        test.options.schedule = schedule;
+        const Run run = expect_right(tested.stage, tested.variant, test);
+        if (previous) expect_agreement(expect_right(*previous, previous->variants.back(), test), run);
+    });
 }
 
 /// Cases that stand apart: batches, both layouts, GQA and MQA, large logits, a given scale, outliers.
-inline void check_special_cases(const Tested& tested) {
-    const auto check = [&](const Problem& p, std::uint64_t seed = 1, Distribution dist = Distribution::normal) {
-        expect_right(tested.stage, tested.variant, TestCase(p, seed, dist, tested.device));
-    };
+/// Calls f(problem, seed, distribution).
+template <class F>
+void for_special_cases(const std::vector<DType>& types, F&& f) {
+    const auto check = [&](const Problem& p) { f(p, 1, Distribution::normal); };
     const Problem base{.batch = 2, .heads = 4, .kv_heads = 2, .seq = 70, .kv_seq = 90, .head_dim = 64};
-    for (const DType dtype : tested.types) {
+    for (const DType dtype : types) {
         Problem p = base;
         p.dtype = dtype;
         check(p);
@@ -183,11 +188,17 @@ inline void check_special_cases(const Tested& tested) {
         check(p);
         p.softmax_scale = -1.0f;
         check(p);
-        p.softmax_scale = 0.0f;  // the mean of V
+        p.softmax_scale = 0.0f;  // the mean of V; dQ and dK are zero
         check(p);
         p.softmax_scale.reset();
-        check(p, 2, Distribution::outliers);
+        f(p, 2, Distribution::outliers);
     }
+}
+
+inline void check_special_cases(const Tested& tested) {
+    for_special_cases(tested.types, [&](const Problem& p, std::uint64_t seed, Distribution dist) {
+        expect_right(tested.stage, tested.variant, TestCase(p, seed, dist, tested.device));
+    });
 }
 
 /// A problem that a seed stands for: how full the last blocks are, the first visible key, the heads that share, the scale, the layout,
@@ -368,6 +379,29 @@ inline std::string refusal(const Tested& tested, const Problem& problem, const D
     return "";
 }
 
+/// The message that a run is refused with where tensor `which` of Q, K, V and O (0 to 3; (1, 1, 16, 64) in f16) lies `byte_offset` bytes
+/// into its memory and has these strides; empty where it is accepted.
+inline std::string refused_memory(const Variant& variant, int which, std::size_t byte_offset, const Strides& strides) {
+    const Problem p{.seq = 16, .kv_seq = 16, .head_dim = 64, .dtype = DType::f16};
+    DeviceBuffer buffers[5];
+    TensorRef refs[4];
+    for (int t = 0; t < 4; ++t) {
+        buffers[t] = DeviceBuffer(1 << 16);
+        refs[t] = {buffers[t].data(), p.q_strides()};
+    }
+    refs[which] = {static_cast<char*>(refs[which].data) + byte_offset, strides};
+    buffers[4] = DeviceBuffer(16 * sizeof(float));
+    Workspace workspace;
+    Forward args{p, refs[0], refs[1], refs[2], refs[3], static_cast<float*>(buffers[4].data()), Device::current(), {}, workspace};
+    try {
+        run_forward(variant, args);
+        synchronize(nullptr);
+    } catch (const Refused& error) {
+        return error.what();
+    }
+    return "";
+}
+
 // ---- backward passes ----
 
 /// A backward variant of a stage, and what of the problems below it takes.
@@ -436,25 +470,15 @@ inline void expect_agreement(const BackwardRun& previous, const BackwardRun& now
     agree("dV", previous.result.dv, now.result.dv, a.dv, b.dv);
 }
 
-/// Every pair of lengths, causal and not, two query heads on one key/value head.
 /// @param previous another variant of the stage, to be compared with; may be null
 inline void check_all_backward_lengths(const TestedBackward& tested, const BackwardVariant* previous, const Combination& combination) {
     const auto [dtype, head_dim, schedule] = combination;
-    for (const auto& [seq, kv_seq] : kLengths)
-        for (const bool causal : {false, true}) {
-            const Problem problem{.batch = 1,
-                                  .heads = 2,
-                                  .kv_heads = 1,
-                                  .seq = seq,
-                                  .kv_seq = kv_seq,
-                                  .head_dim = head_dim,
-                                  .dtype = dtype,
-                                  .causal = causal};
-            BackwardTestCase test(problem, 1, Distribution::normal, tested.device);
-            test.options.schedule = schedule;
-            const BackwardRun run = expect_right(tested.stage, tested.variant, test);
-            if (previous) expect_agreement(expect_right(tested.stage, *previous, test), run);
-        }
+    for_all_lengths(dtype, head_dim, [&, schedule = schedule](const Problem& problem) {
+        BackwardTestCase test(problem, 1, Distribution::normal, tested.device);
+        test.options.schedule = schedule;
+        const BackwardRun run = expect_right(tested.stage, tested.variant, test);
+        if (previous) expect_agreement(expect_right(tested.stage, *previous, test), run);
+    });
 }
 
 /// As check_random_problems().
@@ -473,32 +497,11 @@ inline void check_random_backward_problems(const TestedBackward& tested, const s
     }
 }
 
-/// The special cases of check_special_cases().
 inline void check_backward_special_cases(const TestedBackward& tested) {
-    const auto check = [&](const Problem& p, std::uint64_t seed = 1, Distribution dist = Distribution::normal) {
+    for_special_cases(tested.types, [&](const Problem& p, std::uint64_t seed, Distribution dist) {
         BackwardTestCase test(p, seed, dist, tested.device);
         expect_right(tested.stage, tested.variant, test);
-    };
-    const Problem base{.batch = 2, .heads = 4, .kv_heads = 2, .seq = 70, .kv_seq = 90, .head_dim = 64};
-    for (const DType dtype : tested.types) {
-        Problem p = base;
-        p.dtype = dtype;
-        check(p);
-        p.layout = Layout::bnhd;
-        p.causal = true;
-        check(p);
-        p.kv_heads = 1;
-        check(p);
-        p.kv_heads = 4;
-        p.softmax_scale = 4.0f;  // almost all weight on one key
-        check(p);
-        p.softmax_scale = -1.0f;
-        check(p);
-        p.softmax_scale = 0.0f;  // dQ and dK are zero
-        check(p);
-        p.softmax_scale.reset();
-        check(p, 2, Distribution::outliers);
-    }
+    });
 }
 
 /// Rows that see nothing: dQ = 0, and nothing of them in dK and dV, which are numbers.

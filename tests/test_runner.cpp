@@ -1,8 +1,8 @@
 // The program of a stage, from its command line to its exit status.
 #include "fake_stage.hpp"
+#include "run_program.hpp"
 
 #include "stage/device.hpp"
-#include "stage/runner.hpp"
 #include "tensor/safetensors.hpp"
 
 #include <gtest/gtest.h>
@@ -20,33 +20,12 @@ using Json = nlohmann::json;
 
 namespace {
 
-struct Outcome {
-    int status;
-    std::string out, err;
-};
-
-Outcome run_stage(const Stage& stage, std::vector<std::string> words) {
-    words.insert(words.begin(), "step" + stage.id);
-    std::vector<char*> argv;
-    for (std::string& word : words) argv.push_back(word.data());
-    argv.push_back(nullptr);
-    std::ostringstream out, err;
-    std::streambuf* const old_out = std::cout.rdbuf(out.rdbuf());
-    std::streambuf* const old_err = std::cerr.rdbuf(err.rdbuf());
-    const int status = stage_main(stage, static_cast<int>(words.size()), argv.data());
-    std::cout.rdbuf(old_out);
-    std::cerr.rdbuf(old_err);
-    return {status, out.str(), err.str()};
-}
-
-Outcome run(const std::vector<std::string>& ids, const std::vector<std::string>& words) { return run_stage(fake_stage(ids), words); }
+Outcome run(const std::vector<std::string>& ids, const std::vector<std::string>& words) { return run_program(fake_stage(ids), words); }
 
 std::vector<std::string> operator+(std::vector<std::string> a, const std::vector<std::string>& b) {
     a.insert(a.end(), b.begin(), b.end());
     return a;
 }
-
-bool contains(const std::string& text, const std::string& part) { return text.find(part) != std::string::npos; }
 
 std::vector<std::string> lines(const std::string& text) {
     std::vector<std::string> all;
@@ -233,7 +212,7 @@ TEST_F(Runner, TypeDefaultsToTheFirstThatAVariantDoes) {
 }
 
 TEST_F(Runner, VariantsAreChosenByIdOrName) {
-    const Outcome o = run_stage(fake_stage(), small + std::vector<std::string>{"--variant", "right", "--variant", "90g"});
+    const Outcome o = run_program(fake_stage(), small + std::vector<std::string>{"--variant", "right", "--variant", "90g"});
     EXPECT_EQ(o.status, 0) << o.err;
     EXPECT_TRUE(contains(o.out, "90a right") && contains(o.out, "90g roomy") && !contains(o.out, "90c")) << o.out;
     expect_rejected({"--variant", "90z"}, "--variant=90z: 90a or right is accepted");
@@ -360,7 +339,7 @@ TEST_F(Runner, RowsOnlyHasNoHeadingAndQuietSaysNothing) {
 }
 
 TEST_F(Runner, TableFitsTheTerminal) {
-    const Outcome o = run_stage(fake_stage(), {"--heads", "2", "--seq", "100", "--traffic"});
+    const Outcome o = run_program(fake_stage(), {"--heads", "2", "--seq", "100", "--traffic"});
     for (const std::string& line : lines(o.out)) EXPECT_LE(line.size(), 120u) << line;
 }
 

@@ -228,47 +228,25 @@ TEST(Step04, RefusesTooLittleSharedMemory) {
     EXPECT_GT(variant('c').movement(p, device).requested.read(), variant('c').movement(p, with_sms(1)).requested.read());
 }
 
-/// Which of Q, K, V and O is not as 16-byte accesses need it; empty where all are accepted.
-std::string refused_memory(std::size_t byte_offset, int which, const Strides& strides, const Variant& v) {
-    const Problem p{.seq = 16, .kv_seq = 16, .head_dim = 64, .dtype = DType::f16};
-    DeviceBuffer buffers[5];
-    TensorRef refs[4];
-    for (int t = 0; t < 4; ++t) {
-        buffers[t] = DeviceBuffer(1 << 16);
-        refs[t] = {buffers[t].data(), p.q_strides()};
-    }
-    refs[which] = {static_cast<char*>(refs[which].data) + byte_offset, strides};
-    buffers[4] = DeviceBuffer(16 * sizeof(float));
-    Workspace workspace;
-    Forward args{p, refs[0], refs[1], refs[2], refs[3], static_cast<float*>(buffers[4].data()), Device::current(), {}, workspace};
-    try {
-        run_forward(v, args);
-        synchronize(nullptr);
-    } catch (const Refused& error) {
-        return error.what();
-    }
-    return "";
-}
-
 TEST(Step04, TensorCoresRefuseUnalignedMemory) {
     const char* const names[] = {"Q", "K", "V", "O"};
     const Strides packed = {1024, 1024, 64};
     for (int which = 0; which < 4; ++which) {
         const auto expect_told = [&](std::size_t offset, const Strides& strides, const std::string& words) {
-            const std::string why = refused_memory(offset, which, strides, variant('c'));
+            const std::string why = refused_memory(variant('c'), which, offset, strides);
             EXPECT_NE(
                 why.find(std::string("04c tensor_core: ") + names[which] + " starts at an address that is not a multiple of 16 bytes"),
                 std::string::npos)
                 << why;
             EXPECT_NE(why.find(words), std::string::npos) << why;
-            EXPECT_EQ(refused_memory(offset, which, strides, variant('b')), "");
+            EXPECT_EQ(refused_memory(variant('b'), which, offset, strides), "");
         };
         expect_told(2, packed, "(1024, 1024, 64)");
         expect_told(8, packed, "multiples of 8 are accepted");
         expect_told(0, {1024, 1024, 65}, "(1024, 1024, 65)");
         expect_told(0, {1024, 1028, 64}, "(1024, 1028, 64)");
         expect_told(0, {1030, 1024, 64}, "(1030, 1024, 64)");
-        EXPECT_EQ(refused_memory(16, which, {2048, 2048, 72}, variant('c')), "");
+        EXPECT_EQ(refused_memory(variant('c'), which, 16, {2048, 2048, 72}), "");
     }
 }
 

@@ -1,8 +1,7 @@
 #include "05_recompute_backward/stage.hpp"
 
+#include "run_program.hpp"
 #include "stage_suite.hpp"
-
-#include "stage/runner.hpp"
 
 #include <nlohmann/json.hpp>
 #include <unistd.h>
@@ -221,27 +220,6 @@ TEST(Step05, RunsAgain) {
 }
 
 // ---- the program ----
-
-struct Outcome {
-    int status;
-    std::string out, err;
-};
-
-Outcome run_program(const Stage& stage, std::vector<std::string> words) {
-    words.insert(words.begin(), "step" + stage.id);
-    std::vector<char*> argv;
-    for (std::string& word : words) argv.push_back(word.data());
-    argv.push_back(nullptr);
-    std::ostringstream out, err;
-    std::streambuf* const old_out = std::cout.rdbuf(out.rdbuf());
-    std::streambuf* const old_err = std::cerr.rdbuf(err.rdbuf());
-    const int status = stage_main(stage, static_cast<int>(words.size()), argv.data());
-    std::cout.rdbuf(old_out);
-    std::cerr.rdbuf(old_err);
-    return {status, out.str(), err.str()};
-}
-
-bool contains(const std::string& text, const std::string& part) { return text.find(part) != std::string::npos; }
 
 class Step05Program : public testing::Test {
 protected:

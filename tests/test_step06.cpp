@@ -123,28 +123,6 @@ TEST(Step06, Refusals) {
     }
 }
 
-/// What the run is refused with when one of Q, K, V and O lies as given; empty where it is accepted.
-std::string refused_memory(std::size_t byte_offset, int which, const Strides& strides, const Variant& v) {
-    const Problem p{.seq = 16, .kv_seq = 16, .head_dim = 64, .dtype = DType::f16};
-    DeviceBuffer buffers[5];
-    TensorRef refs[4];
-    for (int t = 0; t < 4; ++t) {
-        buffers[t] = DeviceBuffer(1 << 16);
-        refs[t] = {buffers[t].data(), p.q_strides()};
-    }
-    refs[which] = {static_cast<char*>(refs[which].data) + byte_offset, strides};
-    buffers[4] = DeviceBuffer(16 * sizeof(float));
-    Workspace workspace;
-    Forward args{p, refs[0], refs[1], refs[2], refs[3], static_cast<float*>(buffers[4].data()), Device::current(), {}, workspace};
-    try {
-        run_forward(v, args);
-        synchronize(nullptr);
-    } catch (const Refused& error) {
-        return error.what();
-    }
-    return "";
-}
-
 TEST(Step06, RefusesMemoryThatTmaCannotTake) {
     SKIP_WITHOUT_HOPPER();
     const char* const names[] = {"Q", "K", "V", "O"};
@@ -152,7 +130,7 @@ TEST(Step06, RefusesMemoryThatTmaCannotTake) {
     for (const Variant& v : step06::stage().variants)
         for (int which = 0; which < 4; ++which) {
             const auto expect_told = [&](std::size_t offset, const Strides& strides, const std::string& words) {
-                const std::string why = refused_memory(offset, which, strides, v);
+                const std::string why = refused_memory(v, which, offset, strides);
                 expect_refused(why, v.id + " " + v.name + ": " + names[which]);
                 expect_refused(why, words);
             };
@@ -161,7 +139,7 @@ TEST(Step06, RefusesMemoryThatTmaCannotTake) {
             expect_told(0, {1024, 1024, 65}, "(1024, 1024, 65)");
             expect_told(0, {1024, 1028, 64}, "(1024, 1028, 64)");
             expect_told(0, {1030, 1024, 64}, "(1030, 1024, 64)");
-            EXPECT_EQ(refused_memory(16, which, {2048, 2048, 72}, v), "");
+            EXPECT_EQ(refused_memory(v, which, 16, {2048, 2048, 72}), "");
         }
 }
 

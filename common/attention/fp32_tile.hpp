@@ -10,6 +10,16 @@ namespace workbook {
 inline constexpr int kTileSide = 16;
 inline constexpr int kTileThreads = kTileSide * kTileSide;
 
+/// Calls f with the head dimension as its template argument: 32, 64 or 128, which the stages made of these tiles take.
+template <class F>
+decltype(auto) with_fp32_head_dim(int d, F&& f) {
+    switch (d) {
+        case 32: return f.template operator()<32>();
+        case 64: return f.template operator()<64>();
+        default: return f.template operator()<128>();
+    }
+}
+
 /// Copies `rows` rows of a matrix in global memory, from row0 on, into a tile; rows past its end become zero.
 template <class T>
 SIMT_DEVICE void load_tile(const simt::SharedTile<float>& tile, const simt::TensorView<const T, 2>& matrix, int row0, int rows) {

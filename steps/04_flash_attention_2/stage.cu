@@ -24,15 +24,6 @@ dim3 grid_of(const Problem& p, int Br) { return dim3((p.seq + Br - 1) / Br, p.he
 
 // ---- 04a and 04b: float32 tiles on the FMA units ----
 
-template <class F>
-decltype(auto) with_fp32_head_dim(int d, F&& f) {
-    switch (d) {
-        case 32: return f.template operator()<32>();
-        case 64: return f.template operator()<64>();
-        default: return f.template operator()<128>();
-    }
-}
-
 std::optional<std::string> refuses_fp32(const Problem& problem, const Device& device) {
     const int d = problem.head_dim;
     if (d != 32 && d != 64 && d != 128) return head_dim_refusal(problem, "32, 64 and 128");

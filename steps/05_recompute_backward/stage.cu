@@ -121,15 +121,6 @@ std::size_t standard_workspace(const Problem& p, const Device&) {
 
 // ---- 05b: P computed again, float32 tiles on the FMA units ----
 
-template <class F>
-decltype(auto) with_fp32_head_dim(int d, F&& f) {
-    switch (d) {
-        case 32: return f.template operator()<32>();
-        case 64: return f.template operator()<64>();
-        default: return f.template operator()<128>();
-    }
-}
-
 std::optional<std::string> refuses_fp32(const Problem& problem, const Device& device) {
     const int d = problem.head_dim;
     if (d != 32 && d != 64 && d != 128)

@@ -11,4 +11,10 @@ decltype(auto) with_float(DType, F&& f) {
     return f.template operator()<float>();
 }
 
+/// Of the head dimensions of the float32 kernels d = 64 alone, for the same reason.
+template <class F>
+decltype(auto) with_d64(int, F&& f) {
+    return f.template operator()<64>();
+}
+
 }  // namespace workbook
