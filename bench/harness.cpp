@@ -184,19 +184,6 @@ private:
         }
     }
 
-    Forward forward_args(const Inputs& in, const DeviceBuffer& o, const DeviceBuffer& lse, Workspace& workspace) const {
-        const Problem& problem = in.problem;
-        return {problem,
-                {in.q.data(), problem.q_strides()},
-                {in.k.data(), problem.kv_strides()},
-                {in.v.data(), problem.kv_strides()},
-                {o.data(), problem.q_strides()},
-                static_cast<float*>(lse.data()),
-                device_,
-                {},
-                workspace};
-    }
-
     /// Times a launch that has run once. @param seconds of that run, by the host's clock
     void time(const std::function<void()>& launch, cudaStream_t stream, double seconds, Measured& measured) const {
         if (seconds < cold_seconds) seconds = measure(launch, stream, 1).seconds;
@@ -222,7 +209,7 @@ private:
         DeviceBuffer o(problem.q_elements() * size_of(problem.dtype));  // poisoned, and so is the next
         DeviceBuffer lse(problem.rows() * sizeof(float));
         Workspace workspace;
-        Forward args = forward_args(shared.inputs, o, lse, workspace);
+        Forward args = forward_args(shared.inputs, o, lse, device_, {}, workspace);
 
         const Clock::time_point begin = Clock::now();
         run_forward(variant, args);
@@ -243,7 +230,7 @@ private:
                           kv_bytes = problem.kv_elements() * element;
         DeviceBuffer o(q_bytes), lse(problem.rows() * sizeof(float)), dq(q_bytes), dk(kv_bytes), dv(kv_bytes);  // all poisoned
         Workspace workspace;
-        Forward forward = forward_args(in, o, lse, workspace);
+        Forward forward = forward_args(in, o, lse, device_, {}, workspace);
         const Variant* const before = variant.any_forward ? forward_before(problem) : nullptr;
         const Clock::time_point begin_forward = Clock::now();
         before ? run_forward(*before, forward) : run_forward(variant, forward);

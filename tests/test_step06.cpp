@@ -31,6 +31,7 @@ std::vector<Tested> all_variants() {
 
 class Step06a : public testing::TestWithParam<Combination> {};
 class Step06b : public testing::TestWithParam<Combination> {};
+class Step06cLengths : public testing::TestWithParam<Combination> {};
 
 TEST_P(Step06a, AgreesOverAllLengths) {
     SKIP_WITHOUT_HOPPER();
@@ -40,8 +41,13 @@ TEST_P(Step06b, AgreesOverAllLengths) {
     SKIP_WITHOUT_HOPPER();
     check_all_lengths(tested(step06::stage().variants[1]), previous_stage(), GetParam());
 }
+TEST_P(Step06cLengths, AgreesOverAllLengths) {
+    SKIP_WITHOUT_HOPPER();
+    check_all_lengths(tested(step06::stage().variants[2]), previous_stage(), GetParam());
+}
 INSTANTIATE_TEST_SUITE_P(Combinations, Step06a, testing::ValuesIn(combinations({64, 128, 256}, kTypes)), combination_name);
 INSTANTIATE_TEST_SUITE_P(Combinations, Step06b, testing::ValuesIn(combinations({64, 128, 256}, kTypes)), combination_name);
+INSTANTIATE_TEST_SUITE_P(Combinations, Step06cLengths, testing::ValuesIn(combinations({64, 128, 256}, kTypes)), combination_name);
 
 TEST(Step06, SpecialCases) {
     SKIP_WITHOUT_HOPPER();
@@ -85,11 +91,61 @@ TEST(Step06, RandomProblems) {
     for (const Tested& t : all_variants()) check_random_problems(t, {64, 128, 256}, 1, 100, 600);
 }
 
+// A persistent grid: blocks that go from tile to tile, fewer tiles than blocks, tiles whose warpgroups see nothing or have no rows.
+TEST(Step06c, TilesOfAPersistentGrid) {
+    SKIP_WITHOUT_HOPPER();
+    Tested t = tested(step06::stage().variants[2]);
+    int schedule = 0;
+    for (const int sms : {1, 2, 3, 132})
+        for (const int d : {64, 128, 256})
+            for (const bool causal : {false, true}) {
+                const Problem p{.batch = 2,
+                                .heads = 3,
+                                .kv_heads = 3,
+                                .seq = 330,
+                                .kv_seq = 170,
+                                .head_dim = d,
+                                .dtype = DType::bf16,
+                                .causal = causal};
+                t.device.sms = sms;
+                TestCase test(p, 1, Distribution::normal, t.device);
+                test.options.schedule = static_cast<simt::Schedule>(schedule++ % 3);
+                expect_right(t.stage, t.variant, test);
+            }
+}
+
+// The order of tiles does not reach the results, so that these are the same bits whatever block claims what.
+TEST(Step06, ManyLaunchesGiveTheSameBits) {
+    SKIP_WITHOUT_HOPPER();
+    for (const Tested& t : all_variants())
+        for (const bool causal : {false, true}) {
+            const Problem p{.heads = 4, .kv_heads = 2, .seq = 500, .kv_seq = 700, .head_dim = 64, .dtype = DType::bf16, .causal = causal};
+            Device device = t.device;
+            device.sms = emulating ? 2 : 5;
+            const TestCase test(p, 1, Distribution::normal, device, {0});
+            DeviceBuffer o(p.q_elements() * size_of(p.dtype)), lse(p.rows() * sizeof(float));
+            Workspace workspace;
+            Forward args = forward_args(test.setup.inputs, o, lse, device, {}, workspace);
+            const auto bits = [&](int launches) {
+                o.poison();
+                for (int n = 0; n < launches; ++n) t.variant.forward(args);
+                synchronize(nullptr);
+                return fetch_result(p, o, lse);
+            };
+            const Result first = bits(1);
+            for (int round = 0; round < (emulating ? 1 : 50); ++round) {
+                const Result now = bits(emulating ? 1 : 100);
+                ASSERT_EQ(now.o, first.o) << t.variant.id << ", round " << round;
+                ASSERT_EQ(now.lse, first.lse) << t.variant.id << ", round " << round;
+            }
+        }
+}
+
 // ---- traffic ----
 
 TEST(Step06, CausalSkipsAboutHalf) {
     for (const Variant& v : step06::stage().variants) {
-        Problem p{.heads = 1, .kv_heads = 1, .seq = 4096, .kv_seq = 4096, .head_dim = 64, .dtype = DType::f16};
+        Problem p{.heads = 1, .kv_heads = 1, .seq = 8192, .kv_seq = 8192, .head_dim = 64, .dtype = DType::f16};
         const auto reads_of_k = [&] { return v.movement(p, Device::current()).requested.tensors.at(1).read; };
         const long long full = reads_of_k();
         p.causal = true;

@@ -123,6 +123,7 @@ struct Gpu {
     double tensor_16bit;                  ///< tensor cores, f16/bf16 inputs, float32 accumulation
     double tensor_fp8;                    ///< 0 where there is none
     std::size_t shared_memory_per_block;  ///< bytes, with opt-in
+    std::size_t l2_bytes;                 ///< of the L2 cache
     std::string_view source;              ///< the datasheet or white paper the numbers come from
 
     double rate(Unit unit) const;

@@ -72,6 +72,7 @@ Device Device::current(const Gpu*) {
     device.compute_capability = 10 * properties.major + properties.minor;
     device.sms = properties.multiProcessorCount;
     device.shared_memory_per_block = static_cast<std::size_t>(opt_in);
+    device.l2_bytes = static_cast<std::size_t>(properties.l2CacheSize);
     if (device.compute_capability < lowest_compute_capability) {
         std::ostringstream message;
         message << device.name << " has compute capability " << properties.major << "." << properties.minor
@@ -115,6 +116,7 @@ Device Device::current(const Gpu* gpu) {
         device.compute_capability = gpu->compute_capability;
         device.sms = gpu->sms;
         device.shared_memory_per_block = gpu->shared_memory_per_block;
+        device.l2_bytes = gpu->l2_bytes;
     }
     return device;
 }

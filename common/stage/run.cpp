@@ -219,20 +219,6 @@ void count_or_time(Report& report, const Setup& setup, const simt::Ledger& ledge
     }
 }
 
-Forward forward_args(const Setup& setup, const DeviceBuffer& o, const DeviceBuffer& lse, const simt::Execution& exec,
-                     Workspace& workspace) {
-    const Problem& problem = setup.inputs.problem;
-    return {problem,
-            {setup.inputs.q.data(), problem.q_strides()},
-            {setup.inputs.k.data(), problem.kv_strides()},
-            {setup.inputs.v.data(), problem.kv_strides()},
-            {o.data(), problem.q_strides()},
-            static_cast<float*>(lse.data()),
-            setup.device,
-            exec,
-            workspace};
-}
-
 /// What is wrong with O or LSE, with the mistakes behind it where they are known.
 std::string explained(const Setup& setup, const Verdict& verdict, const Result& result) {
     const Inputs& in = setup.inputs;
@@ -241,6 +227,20 @@ std::string explained(const Setup& setup, const Verdict& verdict, const Result& 
 }
 
 }  // namespace
+
+Forward forward_args(const Inputs& inputs, const DeviceBuffer& o, const DeviceBuffer& lse, const Device& device,
+                     const simt::Execution& exec, Workspace& workspace) {
+    const Problem& problem = inputs.problem;
+    return {problem,
+            {inputs.q.data(), problem.q_strides()},
+            {inputs.k.data(), problem.kv_strides()},
+            {inputs.v.data(), problem.kv_strides()},
+            {o.data(), problem.q_strides()},
+            static_cast<float*>(lse.data()),
+            device,
+            exec,
+            workspace};
+}
 
 Run run_variant(const Stage& stage, const Variant& variant, const Setup& setup) {
     const Problem& problem = setup.inputs.problem;
@@ -254,7 +254,7 @@ Run run_variant(const Stage& stage, const Variant& variant, const Setup& setup) 
     Workspace workspace;
     simt::Ledger ledger;
     Progress progress(report.label());
-    Forward args = forward_args(setup, o, lse, execution(setup, ledger, progress), workspace);
+    Forward args = forward_args(setup.inputs, o, lse, setup.device, execution(setup, ledger, progress), workspace);
     const double seconds = host_seconds([&] { run_forward(variant, args); }, args.exec.stream);
     progress.clear();
 
@@ -305,7 +305,7 @@ BackwardRun run_variant(const Stage& stage, const BackwardVariant& variant, cons
         lse.upload(run.forward.lse.data(), lse.size());
         report.verdict = judge_run(in, setup.want, setup.plain, run.forward);
     } else {
-        Forward args = forward_args(setup, o, lse, exec, workspace);
+        Forward args = forward_args(in, o, lse, setup.device, exec, workspace);
         args.exec.ledger = nullptr;  // what counts is the backward pass
         run_forward(variant, args);
         synchronize(exec.stream);

@@ -72,6 +72,10 @@ struct Report {
     std::optional<bool> as_predicted() const;
 };
 
+/// What a forward launch on these inputs gets.
+Forward forward_args(const Inputs& inputs, const DeviceBuffer& o, const DeviceBuffer& lse, const Device& device,
+                     const simt::Execution& exec, Workspace& workspace);
+
 /// The outputs as a kernel left them on the device, and which elements still hold the poison.
 Result fetch_result(const Problem& problem, const DeviceBuffer& o, const DeviceBuffer& lse);
 

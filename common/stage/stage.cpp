@@ -145,12 +145,13 @@ std::size_t Workspace::allocated() const {
     return sum;
 }
 
-void* Workspace::bytes(const std::string& name, std::size_t count) {
+void* Workspace::bytes(const std::string& name, std::size_t count, bool zero) {
     DeviceBuffer& buffer = buffers_[name];
     if (buffer.size() != count) {
         buffer = DeviceBuffer();  // free first: old and new need not fit together
         try {
             buffer = DeviceBuffer(count);
+            if (zero) buffer.upload(std::vector<char>(count).data(), count);
         } catch (const std::bad_alloc&) {
             const std::size_t held = allocated();
             buffers_.erase(name);

@@ -23,6 +23,7 @@ struct Device {
     int compute_capability = 90;  ///< 90 for 9.0
     int sms = 132;
     std::size_t shared_memory_per_block = 227 * 1024;  ///< bytes, with opt-in
+    std::size_t l2_bytes = 50 << 20;                   ///< of the L2 cache
 
     /// The current CUDA device; in the cpu build the emulator, with `gpu`'s shared memory and SM count where it is given.
     /// @throws Refused when there is no usable GPU (gpu build)
@@ -37,10 +38,15 @@ public:
     T* get(const std::string& name, std::size_t count) {
         return static_cast<T*>(bytes(name, count * sizeof(T)));
     }
+    /// The same, but zero at first. Whoever writes to it leaves it zero, so that a repeated run need not clear it.
+    template <class T>
+    T* zeroed(const std::string& name, std::size_t count) {
+        return static_cast<T*>(bytes(name, count * sizeof(T), true));
+    }
     std::size_t allocated() const;  ///< bytes held now
 
 private:
-    void* bytes(const std::string& name, std::size_t count);
+    void* bytes(const std::string& name, std::size_t count, bool zero = false);
     std::map<std::string, DeviceBuffer> buffers_;
 };
 

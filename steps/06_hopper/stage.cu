@@ -1,5 +1,6 @@
 #include "06_hopper/stage.hpp"
 
+#include "06_hopper/host.hpp"
 #include "06_hopper/pingpong.cuh"
 #include "06_hopper/tma_wgmma.cuh"
 
@@ -29,39 +30,12 @@ decltype(auto) with_pingpong_shape(int d, F&& f) {
     }
 }
 
-/// @param bytes of shared memory that the tiles take
-std::optional<std::string> refuses(const Problem& problem, const Device& device, std::size_t bytes) {
-    if (problem.dtype == DType::f32) return "dtype = f32: tensor cores multiply f16 and bf16; variants 04a and 04b take f32";
-    const int d = problem.head_dim;
-    if (d != 64 && d != 128 && d != 256)
-        return "head_dim = " + std::to_string(d) + ": 64, 128 and 256 are accepted; stages 01 and 02 take any up to 256";
-    if (device.compute_capability / 10 != 9)
-        return device.name + " has compute capability " + std::to_string(device.compute_capability / 10) + "." +
-               std::to_string(device.compute_capability % 10) +
-               ": wgmma is an instruction of 9.0 alone (H100, H200); stages 01 to 04 run on 8.0 and later";
-    if (bytes > device.shared_memory_per_block)
-        return "a block has " + std::to_string(device.shared_memory_per_block) + " bytes of shared memory: the tiles take " +
-               std::to_string(bytes) + "; stages 01 and 02 need none";
-    return std::nullopt;
-}
 std::optional<std::string> tma_wgmma_refuses(const Problem& problem, const Device& device) {
-    return refuses(problem, device, with_shape(problem.head_dim, [&]<class S>() { return sizeof(Shared<__half, S>); }));
+    return refuses_16_bit(problem, device, with_shape(problem.head_dim, [&]<class S>() { return sizeof(Shared<__half, S>); }));
 }
 std::optional<std::string> pingpong_refuses(const Problem& problem, const Device& device) {
-    return refuses(problem, device, with_pingpong_shape(problem.head_dim, [&]<class S>() { return sizeof(PingpongShared<__half, S>); }));
-}
-
-/// A map of a tensor (B, H, N, D) in 16 bits by boxes of `rows` rows. TMA's widest swizzle takes rows of 64 elements, so that D is
-/// split in two dimensions, and one box is a whole tile all the same.
-template <class T>
-ptx::TensorMap map_of(const std::string& variant, const char* name, const TensorRef& t, const Problem& p, int heads, int seq, int rows) {
-    try {
-        return ptx::make_tensor_map<T, 5>(name, static_cast<T*>(t.data), {64, seq, p.head_dim / 64, heads, p.batch},
-                                          {t.strides[2], 64, t.strides[1], t.strides[0]}, {64, rows, p.head_dim / 64, 1, 1},
-                                          ptx::Swizzle::bytes_128);
-    } catch (const simt::Error& error) {
-        throw Refused(variant + ": " + error.what());
-    }
+    return refuses_16_bit(problem, device,
+                          with_pingpong_shape(problem.head_dim, [&]<class S>() { return sizeof(PingpongShared<__half, S>); }));
 }
 
 /// Launches a kernel with a block for each Br rows of a head. Q and O move 64 rows at a time.
@@ -79,17 +53,6 @@ void launch_tiles(const std::string& variant, const char* name, Kernel kernel, s
         map.template operator()<const T>("V", args.v, p.kv_heads, p.kv_seq, S::Bc),
         map.template operator()<T>("O", args.o, p.heads, p.seq, 64), args.LSE(), p.kv_seq, p.heads / p.kv_heads,
         p.scale() * 1.4426950408889634f, Mask(p));
-}
-
-/// Calls f with the element type of Q, K, V and O, whose rows must be where TMA can take them.
-template <class F>
-void with_tensors(const std::string& variant, Forward& args, F&& run) {
-    for (const auto& [name, tensor] : {std::pair{"Q", args.q}, {"K", args.k}, {"V", args.v}, {"O", args.o}})
-        require_16_byte_rows(variant, name, tensor, "variants 04a and 04b take any");
-    if (args.problem.dtype == DType::f16)
-        run.template operator()<__half>();
-    else
-        run.template operator()<__nv_bfloat16>();
 }
 
 void forward_tma_wgmma(Forward& args) {
@@ -121,12 +84,21 @@ Unit tensor_16bit(DType) { return Unit::tensor_16bit; }
 
 }  // namespace
 
+std::optional<std::string> refuses_16_bit(const Problem& problem, const Device& device, std::size_t bytes) {
+    if (problem.dtype == DType::f32) return "dtype = f32: tensor cores multiply f16 and bf16; variants 04a and 04b take f32";
+    const int d = problem.head_dim;
+    if (d != 64 && d != 128 && d != 256)
+        return "head_dim = " + std::to_string(d) + ": 64, 128 and 256 are accepted; stages 01 and 02 take any up to 256";
+    return refuses_device(device, bytes, "stages 01 to 04", "stages 01 and 02 need none");
+}
+
 const Stage& stage() {
     static const Stage the_stage = {
         .id = "06",
         .title = "Hopper: TMA, WGMMA, warps with different tasks",
         .variants = {{"06a", "tma_wgmma", tma_wgmma_refuses, forward_tma_wgmma, tma_wgmma_moves, no_workspace, tensor_16bit},
-                     {"06b", "pingpong", pingpong_refuses, forward_pingpong, pingpong_moves, no_workspace, tensor_16bit}},
+                     {"06b", "pingpong", pingpong_refuses, forward_pingpong, pingpong_moves, no_workspace, tensor_16bit},
+                     vote_first_variant()},
     };
     return the_stage;
 }

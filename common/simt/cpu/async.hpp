@@ -34,7 +34,7 @@ struct Knowledge {
 };
 
 /// Eight bytes in shared memory that stand for an Mbarrier of the block. Poisoned memory is none.
-struct MbarrierHandle {
+struct alignas(8) MbarrierHandle {
     std::uint32_t magic;
     std::uint32_t index;
     static constexpr std::uint32_t kMagic = 0x6d626172;

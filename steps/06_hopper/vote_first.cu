@@ -1,0 +1,32 @@
+#include "06_hopper/vote_first_launch.hpp"
+
+namespace step06 {
+namespace {
+
+std::optional<std::string> refuses(const Problem& problem, const Device& device) {
+    return refuses_16_bit(problem, device, with_vote_first_shape(problem, [&]<class S>() { return sizeof(VoteFirstShared<__half, S>); }));
+}
+
+void forward(Forward& args) { launch_vote_first(args, simt::Unwatched{}); }
+
+/// K and V are read once for all blocks of a cluster. Where tiles are claimed, each is, and each block says when it is through; the
+/// last one clears both numbers.
+Movement moves(const Problem& p, const Device& device) {
+    return with_vote_first_shape(p, [&]<class S>() {
+        Movement movement = q_parallel_movement(p, {S::Br * S::kCluster, S::Bc}, true);
+        if (S::kCluster > 1) return movement;
+        const TileOrder order = tile_order<S>(p, device);
+        const long long adds = order.count() + grid_of<S>(order, device), size = sizeof(int);
+        movement.requested.tensors.push_back({"claims", adds * size, (adds + 2) * size});
+        return movement;
+    });
+}
+
+std::size_t workspace_bytes(const Problem&, const Device&) { return 2 * sizeof(int); }
+Unit unit(DType) { return Unit::tensor_16bit; }
+
+}  // namespace
+
+Variant vote_first_variant() { return {"06c", "vote_first", refuses, forward, moves, workspace_bytes, unit}; }
+
+}  // namespace step06

@@ -1,0 +1,395 @@
+// 06b with what kept its tensor cores waiting taken away. Three warpgroups multiply in turns instead of two. A maximum is followed only
+// where it has grown so far that it matters, which a vote finds out without asking the lanes of a row. And a block stays on its SM and
+// goes from tile to tile, the loads of the next one under the last products of this one.
+#pragma once
+
+#include "06_hopper/tile.hpp"
+#include "06_hopper/tile_order.hpp"
+#include "attention/mask.hpp"
+#include "ptx/barrier.hpp"
+#include "ptx/cluster.hpp"
+#include "ptx/cp_async_bulk.hpp"
+#include "ptx/elect.hpp"
+#include "ptx/ex2.hpp"
+#include "ptx/fence.hpp"
+#include "ptx/mbarrier.hpp"
+#include "ptx/mma.hpp"
+#include "ptx/setmaxnreg.hpp"
+#include "ptx/stmatrix.hpp"
+#include "ptx/wgmma.hpp"
+#include "simt/vector.hpp"
+#include "simt/watch.hpp"
+
+#include <type_traits>
+
+namespace step06 {
+
+using ptx::Major;
+using ptx::Mbarrier;
+using ptx::TensorMap;
+using simt::TensorView;
+using workbook::Mask;
+
+/// Shape of a thread block's work: warpgroups for 64 query rows each and one of which a lane loads, Bc keys at a time. The blocks of a
+/// cluster have neighbouring tiles of a head, and load each K and V tile together, for all of them.
+template <int kD, int kBc, int kWarpgroups, int kClusterBlocks>
+struct VoteFirstShape {
+    static constexpr int D = kD, Bc = kBc, kCluster = kClusterBlocks;
+    static constexpr int kGroups = kWarpgroups;  // that multiply
+    static constexpr int Br = 64 * kGroups;
+    static constexpr int kConsumers = 128 * kGroups;  // threads
+    static constexpr int kThreads = kConsumers + 128;
+    static constexpr int kSlots = 2;
+    static constexpr bool kOwnO = D < 256;  // O has memory of its own, so that the next Q can be loaded while it goes out
+    // A thread block begins with the same for all threads, in steps of 8.
+    static constexpr int kRegisters = 65536 / kThreads / 8 * 8, kProducerRegisters = kGroups == 2 ? 40 : kGroups == 3 ? 32 : 24;
+    static constexpr int kConsumerRegisters = kGroups == 2 ? 232 : kGroups == 3 ? 160 : 112;
+    static_assert(128 * kProducerRegisters + kConsumers * kConsumerRegisters <= kThreads * kRegisters, "more than there are");
+    static_assert(D / 64 % kCluster == 0, "each block of the cluster loads as many panels as the others");
+};
+
+template <class T, class Shape>
+struct VoteFirstShared {
+    using QTile = Tile<T, 64, Shape::D>;
+    using KvTile = Tile<T, Shape::Bc, Shape::D>;
+    struct Nothing {};
+    QTile q[Shape::kGroups];
+    KvTile k[Shape::kSlots], v[Shape::kSlots];
+    std::conditional_t<Shape::kOwnO, QTile[Shape::kGroups], Nothing> o;
+    Mbarrier q_full[Shape::kGroups], q_empty[Shape::kGroups];
+    Mbarrier k_full[Shape::kSlots], k_empty[Shape::kSlots], v_full[Shape::kSlots], v_empty[Shape::kSlots];
+    uint4 place[Shape::kGroups];  // of the tile of Q: its number in the head, head, sequence, and 1; or 0: there is no other tile
+
+    SIMT_DEVICE QTile& output(int wg) {
+        if constexpr (Shape::kOwnO)
+            return o[wg];
+        else
+            return q[wg];
+    }
+};
+
+/// What a watch notes of each block of keys: for a warpgroup that multiplies when it wants its turn, when it has it, when S is there,
+/// when P is computed and when O is there; for the producer when it starts to load K, and V.
+namespace watched {
+enum Event { waits, multiplies, has_s, has_p, has_o, stored, kEvents };
+enum Load { k_tile, v_tile };
+}  // namespace watched
+
+template <class T, class Shape, class Watch>
+__global__ __launch_bounds__(Shape::kThreads, 1) void vote_first(  // tensors as their maps see them:
+    const __grid_constant__ TensorMap Q_map,                       // (B, Hq, D / 64, Nq, 64)
+    const __grid_constant__ TensorMap K_map,                       // (B, Hkv, D / 64, Nkv, 64)
+    const __grid_constant__ TensorMap V_map,                       // (B, Hkv, D / 64, Nkv, 64)
+    const __grid_constant__ TensorMap O_map,                       // (B, Hq, D / 64, Nq, 64)
+    TensorView<float, 3> LSE3,                                     // (B, Hq, Nq)
+    TensorView<int, 1> claims,                                     // (2): tiles claimed, blocks that are through; zero before and after
+    TileOrder order, int Nkv,
+    int group,         // query heads that share a key/value head
+    float scale_log2,  // softmax_scale * log2(e)
+    Mask mask, Watch watch) {
+    constexpr int D = Shape::D, Bc = Shape::Bc, Br = Shape::Br, kSlots = Shape::kSlots, kGroups = Shape::kGroups;
+    constexpr int kCluster = Shape::kCluster;
+    constexpr int kN = Bc / 8;   // 8-key columns of S
+    constexpr int kC = D / 8;    // 8-element columns of O
+    constexpr int kK = Bc / 16;  // steps of P V along the keys
+    using QTile = typename VoteFirstShared<T, Shape>::QTile;
+    using KvTile = typename VoteFirstShared<T, Shape>::KvTile;
+    const int Nq = LSE3.extent(2);
+    const auto blocks_of = [&](int i0, int rows) {  // blocks of keys that `rows` rows from i0 on see
+        if (i0 >= Nq) return 0;
+        return (mask.visible(min(i0 + rows, Nq) - 1, Nkv) + Bc - 1) / Bc;
+    };
+
+    auto& smem = simt::shared<VoteFirstShared<T, Shape>>();
+    if (threadIdx.x == 0) {
+        for (int w = 0; w < kGroups; ++w) {
+            ptx::mbarrier_init(smem.q_full[w], 1, "q_full", w);
+            ptx::mbarrier_init(smem.q_empty[w], 128, "q_empty", w);
+        }
+        for (int s = 0; s < kSlots; ++s) {
+            ptx::mbarrier_init(smem.k_full[s], 1, "k_full", s);
+            ptx::mbarrier_init(smem.v_full[s], 1, "v_full", s);
+            ptx::mbarrier_init(smem.k_empty[s], kGroups * kCluster, "k_empty", s);
+            ptx::mbarrier_init(smem.v_empty[s], kGroups * kCluster, "v_empty", s);
+        }
+        ptx::fence_mbarrier_init();
+    }
+    if constexpr (kCluster > 1)
+        ptx::cluster_sync();
+    else
+        __syncthreads();
+    if (threadIdx.x == 0) watch.begin();
+    // By a shuffle, so that the compiler knows that they are the same in all lanes.
+    const int warp = __shfl_sync(simt::kFullMask, static_cast<int>(threadIdx.x / 32), 0), wg = warp / 4;
+    // The n-th K tile, counted over all tiles of Q, uses slot n % kSlots for the (n / kSlots)-th time, and so does the n-th V tile.
+    const auto slot_of = [](int n) { return n % kSlots; };
+    const auto parity_of = [](int n) { return static_cast<unsigned>(n / kSlots % 2); };
+
+    if (wg == kGroups) {  // the producer, of which one lane works
+        ptx::setmaxnreg_dec<Shape::kProducerRegisters>();
+        if (warp == 4 * kGroups && ptx::elect_one()) {
+            constexpr int kPanels = D / 64 / kCluster;  // of a tile that this block loads
+            const int panel = kCluster > 1 ? kPanels * static_cast<int>(ptx::cluster_rank()) : 0;
+            const auto load = [&](KvTile(&ring)[kSlots], const TensorMap& map, Mbarrier(&full)[kSlots], Mbarrier(&empty)[kSlots], int n,
+                                  int j, int h, int b) {
+                const int s = slot_of(n);
+                ptx::mbarrier_wait(empty[s], parity_of(n) ^ 1);
+                ptx::mbarrier_arrive_expect_tx(full[s], KvTile::kBytes);
+                watch.mark(kGroups, &ring == &smem.k ? watched::k_tile : watched::v_tile, n);
+                if constexpr (kCluster > 1)
+                    ptx::cp_async_bulk_tensor_multicast(ring[s].data + panel * (Bc * 64), map, {0, j * Bc, panel, h / group, b}, full[s],
+                                                        (1 << kCluster) - 1, ptx::CachePolicy::evict_last);
+                else
+                    ptx::cp_async_bulk_tensor_load(ring[s].data, map, {0, j * Bc, 0, h / group, b}, full[s], ptx::CachePolicy::evict_last);
+            };
+            int first = 0;  // K tiles, and V tiles, loaded for earlier tiles of Q
+            unsigned round = 0;
+            for (int tile = blockIdx.x, next; tile < order.count(); tile = next, ++round) {
+                // A cluster's blocks must go on together, so they do not claim.
+                next = kCluster > 1 ? tile + static_cast<int>(gridDim.x) : atomicAdd(&claims(0), 1) + static_cast<int>(gridDim.x);
+                const auto [q_tile, h, b] = order.at(tile);
+                const int i0 = q_tile * Br, blocks = blocks_of(q_tile / kCluster * kCluster * Br, kCluster * Br);
+                const uint4 place{static_cast<unsigned>(q_tile), static_cast<unsigned>(h), static_cast<unsigned>(b), 1};
+                const auto load_k = [&](int n) { load(smem.k, K_map, smem.k_full, smem.k_empty, first + n, blocks - 1 - n, h, b); };
+                const auto load_v = [&](int n) { load(smem.v, V_map, smem.v_full, smem.v_empty, first + n, blocks - 1 - n, h, b); };
+                if (blocks > 0) load_k(0);
+                for (int w = 0; w < kGroups; ++w) {
+                    ptx::mbarrier_wait(smem.q_empty[w], round % 2 ^ 1);
+                    simt::store_shared_16(&smem.place[w], place);
+                    if (blocks == 0) {  // nothing to multiply with
+                        ptx::mbarrier_arrive(smem.q_full[w]);
+                        continue;
+                    }
+                    ptx::mbarrier_arrive_expect_tx(smem.q_full[w], QTile::kBytes);
+                    ptx::cp_async_bulk_tensor_load(smem.q[w].data, Q_map, {0, i0 + 64 * w, 0, h, b}, smem.q_full[w],
+                                                   ptx::CachePolicy::evict_first);
+                }
+                for (int n = 1; n < blocks; ++n) load_k(n), load_v(n - 1);
+                if (blocks > 0) load_v(blocks - 1);
+                first += blocks;
+            }
+            for (int w = 0; w < kGroups; ++w) {
+                ptx::mbarrier_wait(smem.q_empty[w], round % 2 ^ 1);
+                simt::store_shared_16(&smem.place[w], uint4{});
+                ptx::mbarrier_arrive(smem.q_full[w]);
+            }
+            if (kCluster == 1 && atomicAdd(&claims(1), 1) == static_cast<int>(gridDim.x) - 1) claims(0) = 0, claims(1) = 0;
+        }
+    } else {
+        ptx::setmaxnreg_inc<Shape::kConsumerRegisters>();
+        const int lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;  // row and column pair of this lane in a fragment
+        const int row0 = 16 * warp;                                     // of the warp, in the block
+        const bool speaks = threadIdx.x % 128 == 0;                     // for the warpgroup
+        // The maximum is taken of S before scaling. That is the maximum after it only for a positive scale: others are applied first.
+        const bool scale_first = scale_log2 <= 0.0f;
+        const float c_log2 = scale_first ? 1.0f : scale_log2;
+        // How far above m an element of S may lie: its P is 2^8 then, which any type holds.
+        const float slack = fminf(8.0f / c_log2, 1e38f);
+
+        const auto take_turn = [&] { ptx::bar_sync(1 + wg, 256); };
+        const auto pass_turn = [&] { ptx::bar_arrive(1 + (wg + 1) % kGroups, 256); };
+        const auto sync_warpgroup = [&] { ptx::bar_sync(1 + kGroups + wg, 128); };
+        // A slot is free when all warpgroups of all blocks that it was loaded for have said so.
+        const auto release = [&](Mbarrier& empty) {
+            if constexpr (kCluster > 1) {
+                if (threadIdx.x % 128 < kCluster) ptx::mbarrier_arrive_remote(empty, threadIdx.x % 128);
+            } else {
+                if (speaks) ptx::mbarrier_arrive(empty);
+            }
+        };
+
+        // o[4c + 2r + e] is row g + 8r, column 8c + 2t + e of the warp's 16 rows; s below likewise.
+        float o[D / 2];
+        float m[2], l[2];        // l of this lane's columns only, until the end
+        std::uint32_t p[kK][4];  // A operand of the next P V: the accumulators of two neighbouring 8-key columns of S
+        QTile& out = smem.output(wg);
+        const ptx::MatrixDescriptor Qs = smem.q[wg].over_columns();
+        const ptx::MatrixDescriptor Ks = smem.k[0].over_columns(), Vs = smem.v[0].over_rows();
+
+        // Starts O += P V with the n-th V tile. The turn is passed two products before the last.
+        const auto start_pv = [&](int n, bool pass) {
+            const int slot = slot_of(n);
+            ptx::mbarrier_wait(smem.v_full[slot], parity_of(n));
+#pragma unroll
+            for (int k = 0; k < kK; ++k) ptx::keep_in_place(p[k]);
+            ptx::keep_in_place(o);
+            ptx::wgmma_fence();
+#pragma unroll
+            for (int k = 0; k < kK; ++k) {
+                if (k == kK - 2 && pass) pass_turn();
+                ptx::wgmma<T, D, Major::mn>(o, p[k], Vs.advance(slot * KvTile::kBytes).advance(KvTile::row_step(k)), true);
+            }
+            ptx::wgmma_commit();
+        };
+        const auto finish_pv = [&](int n) {
+            ptx::wgmma_wait<0>();
+            ptx::keep_in_place(o);
+            release(smem.v_empty[slot_of(n)]);
+        };
+        // A tile that the other warpgroups use.
+        const auto pass_over = [&](Mbarrier(&full)[kSlots], Mbarrier(&empty)[kSlots], int n) {
+            ptx::mbarrier_wait(full[slot_of(n)], parity_of(n));
+            sync_warpgroup();  // no warp still waits for it
+            release(empty[slot_of(n)]);
+        };
+        int first = 0;                       // K tiles, and V tiles, used for earlier tiles of Q
+        if (wg == kGroups - 1) pass_turn();  // the first warpgroup begins
+        for (unsigned round = 0;; ++round) {
+            ptx::mbarrier_wait(smem.q_full[wg], round % 2);
+            const uint4 place = simt::load_shared_16(&smem.place[wg]);
+            if (place.w == 0) break;
+            const int q_tile = static_cast<int>(place.x), h = static_cast<int>(place.y), b = static_cast<int>(place.z);
+            const int i0 = q_tile * Br, blocks = blocks_of(q_tile / kCluster * kCluster * Br, kCluster * Br);
+
+            const auto note = [&](watched::Event event, int n) {
+                if (speaks) watch.mark(wg, event, first + n);
+            };
+            // S and P of the n-th block of keys, from the last to the first, and O of the one before.
+            const auto step = [&]<bool kFirst, bool kMasked>(int n) {
+                const int slot = slot_of(first + n), j = blocks - 1 - n;
+                float s[Bc / 2];
+                ptx::mbarrier_wait(smem.k_full[slot], parity_of(first + n));
+                note(watched::waits, n);
+                if constexpr (!kFirst) take_turn();
+                note(watched::multiplies, n);
+                ptx::wgmma_fence();
+#pragma unroll
+                for (int k = 0; k < D / 16; ++k)
+                    ptx::wgmma<T, Bc>(s, Qs.advance(QTile::column_step(k)),
+                                      Ks.advance(slot * KvTile::kBytes).advance(KvTile::column_step(k)), k > 0);
+                ptx::wgmma_commit();
+                if constexpr (!kFirst) start_pv(first + n - 1, true);
+                ptx::wgmma_wait<kFirst ? 0 : 1>();  // S is there, O not yet
+                ptx::keep_in_place(s);
+                note(watched::has_s, n);
+                release(smem.k_empty[slot]);
+                if (n == blocks - 1 && Shape::kOwnO) ptx::mbarrier_arrive(smem.q_empty[wg]);  // that was the last product with it
+
+                if (scale_first) {
+#pragma unroll
+                    for (float& x : s) x *= scale_log2;
+                }
+                float own[2] = {-INFINITY, -INFINITY};
+#pragma unroll
+                for (int r = 0; r < 2; ++r) {
+                    float most[2] = {-INFINITY, -INFINITY};
+#pragma unroll
+                    for (int c = 0; c < kN; ++c)
+#pragma unroll
+                        for (int e = 0; e < 2; ++e) {
+                            float& x = s[4 * c + 2 * r + e];
+                            if constexpr (kMasked) {
+                                const int key = j * Bc + 8 * c + 2 * t + e;
+                                if (key >= Nkv || mask.hides(i0 + row0 + 8 * r + g, key)) x = -INFINITY;
+                            }
+                            most[e] = fmaxf(most[e], x);
+                        }
+                    own[r] = fmaxf(most[0], most[1]);
+                }
+                // Masked blocks come first, so that each row has an m when votes begin. If no lane of the warp has an element above its
+                // limit, m stays what it is: O, l and P are all relative to the same m, and it cancels in O / l.
+                const bool grows = kMasked || __any_sync(simt::kFullMask, own[0] > m[0] + slack || own[1] > m[1] + slack);
+                float alpha[2];
+                if (grows) {
+#pragma unroll
+                    for (int r = 0; r < 2; ++r) {
+                        const float m_new = fmaxf(m[r], simt::warp_max<4>(own[r]));  // the four lanes of a row
+                        alpha[r] = m_new == -INFINITY ? 1.0f : ptx::ex2_approx_ftz(c_log2 * (m[r] - m_new));
+                        l[r] *= alpha[r];
+                        m[r] = m_new;
+                    }
+                }
+#pragma unroll
+                for (int r = 0; r < 2; ++r) {
+                    // exp(scale (s - m)) = 2^(c s - c m) with c = scale * log2(e): one FMA and one ex2 an element.
+                    const float reference = kMasked && m[r] == -INFINITY ? 0.0f : c_log2 * m[r];
+                    float sum[2] = {};
+#pragma unroll
+                    for (int c = 0; c < kN; ++c)
+#pragma unroll
+                        for (int e = 0; e < 2; ++e) {
+                            float& x = s[4 * c + 2 * r + e];
+                            x = ptx::ex2_approx_ftz(c_log2 * x - reference);
+                            sum[e] += x;
+                        }
+                    l[r] += sum[0] + sum[1];
+                }
+                note(watched::has_p, n);
+                if constexpr (!kFirst) {
+                    finish_pv(first + n - 1);
+                    note(watched::has_o, n - 1);
+                    if (grows) {
+#pragma unroll
+                        for (int c = 0; c < kC; ++c)
+#pragma unroll
+                            for (int e = 0; e < 4; ++e) o[4 * c + e] *= alpha[e / 2];
+                    }
+                }
+#pragma unroll
+                for (int k = 0; k < kK; ++k)
+#pragma unroll
+                    for (int e = 0; e < 4; ++e) p[k][e] = ptx::pack<T>(s[8 * k + 2 * e], s[8 * k + 2 * e + 1]);
+            };
+
+#pragma unroll
+            for (float& x : o) x = 0.0f;
+#pragma unroll
+            for (int r = 0; r < 2; ++r) m[r] = -INFINITY, l[r] = 0.0f;
+            const int own_blocks = blocks_of(i0 + 64 * wg, 64);
+            const int whole = mask.visible(i0 + 64 * wg, Nkv) / Bc;  // blocks that need no mask
+            int n = 0;
+            for (; n < blocks - own_blocks; ++n) {  // above the diagonal of this warpgroup's rows, and past the last row
+                pass_over(smem.k_full, smem.k_empty, first + n);
+                pass_over(smem.v_full, smem.v_empty, first + n);
+                if (n < blocks - 1) take_turn(), pass_turn();
+            }
+            if (own_blocks > 0) {
+                step.template operator()<true, true>(n++);
+                for (; n < blocks - whole; ++n) step.template operator()<false, true>(n);
+                for (; n < blocks; ++n) step.template operator()<false, false>(n);
+                start_pv(first + n - 1, false);
+                finish_pv(first + n - 1);
+                note(watched::has_o, n - 1);
+            } else if (Shape::kOwnO) {
+                ptx::mbarrier_arrive(smem.q_empty[wg]);
+            }
+
+            // O through shared memory, from where TMA takes it.
+            if (Shape::kOwnO && speaks) ptx::cp_async_bulk_wait_read<0>();  // the last tile's has left
+            sync_warpgroup();
+            float inverse[2];
+#pragma unroll
+            for (int r = 0; r < 2; ++r) {
+                const float sum = simt::warp_sum<4>(l[r]);
+                inverse[r] = sum > 0.0f ? 1.0f / sum : 0.0f;
+                const int i = i0 + row0 + 8 * r + g;
+                constexpr float kLn2 = 0.6931471805599453f;
+                if (t == 0 && i < Nq) LSE3(b, h, i) = sum > 0.0f ? kLn2 * (c_log2 * m[r] + log2f(sum)) : -INFINITY;
+            }
+#pragma unroll
+            for (int k = 0; k < D / 16; ++k) {
+                std::uint32_t tiles[4];  // 8 x 8 each: rows 0-7 and 8-15 of the left columns, then of the right ones
+#pragma unroll
+                for (int e = 0; e < 4; ++e)
+                    tiles[e] = ptx::pack<T>(o[8 * k + 2 * e] * inverse[e % 2], o[8 * k + 2 * e + 1] * inverse[e % 2]);
+                ptx::stmatrix(tiles, out.chunk(row0 % 64 + lane % 16, 16 * k + lane / 16 * 8));
+            }
+            ptx::fence_proxy_async();  // TMA shall see what this thread wrote
+            sync_warpgroup();          // and what the others did
+            if (speaks) {
+                if (i0 + 64 * wg < Nq) ptx::cp_async_bulk_tensor_store(O_map, {0, i0 + 64 * wg, 0, h, b}, out.data);
+                ptx::cp_async_bulk_commit();
+                note(watched::stored, blocks - 1);
+                if (!Shape::kOwnO) ptx::cp_async_bulk_wait_read<0>();
+            }
+            if (!Shape::kOwnO) ptx::mbarrier_arrive(smem.q_empty[wg]);
+            first += blocks;
+        }
+        if (wg == 0) take_turn();                       // the last one, which has no work
+        if (speaks) ptx::cp_async_bulk_wait_read<0>();  // shared memory ends with the block
+    }
+    if (threadIdx.x == 0) watch.end();
+    if constexpr (kCluster > 1) ptx::cluster_sync();  // until then others of the cluster may arrive at this block's barriers
+}
+
+}  // namespace step06
