@@ -1,4 +1,4 @@
-// What the emulator says of wrong uses of cp.async and ldmatrix, and the bank conflicts that it counts. CPU build only.
+// What the emulator says of wrong uses of cp.async and ldmatrix. CPU build only.
 #include "ptx/cp_async.hpp"
 #include "ptx/ldmatrix.hpp"
 #include "simt/ledger.hpp"
@@ -336,57 +336,6 @@ TEST(AsyncCopies, OnlyValidCopiesAreCharged) {
         },
         Schedule::round_robin, &ledger);
     EXPECT_EQ(ledger.row("in").read.requested, 16u * kThreads * 3 / 4);
-    EXPECT_EQ(ledger.shared().ideal, 0u) << "cp.async is not counted among the accesses to shared memory";
-}
-
-/// Wavefronts, and the ideal, of one ldmatrix.x4 of which matrix q takes 8-element column q of eight rows of `row_bytes`.
-simt::SharedCount wavefronts(int row_bytes, bool swizzled) {
-    simt::Ledger ledger;
-    simt::Execution exec;
-    exec.ledger = &ledger;
-    const auto kernel = +[](int bytes, bool swizzle) {
-        struct Tile {
-            alignas(128) char bytes[8 * 512];
-        };
-        const int r = me() % 8, c = me() / 8;
-        std::uint32_t out[4];
-        ptx::ldmatrix_x4(out, simt::shared<Tile>().bytes + r * bytes + 16 * (swizzle ? c ^ r : c));
-    };
-    simt::launch(kernel, {.block = {32}, .smem = 8 * 512, .exec = &exec}, row_bytes, swizzled);
-    return ledger.shared();
-}
-
-TEST(BankConflicts, RowsOfWholeBankRowsCollide) {
-    for (const int bytes : {128, 256, 512}) {
-        EXPECT_EQ(wavefronts(bytes, false).wavefronts, 4u * 8) << bytes << " bytes a row";
-        EXPECT_EQ(wavefronts(bytes, false).ideal, 4u);
-        EXPECT_EQ(wavefronts(bytes, true).wavefronts, 4u) << bytes << " bytes a row, swizzled";
-        EXPECT_EQ(wavefronts(bytes, true).ideal, 4u);
-    }
-}
-
-// 64 bytes: every second row begins in the same bank. 16: the eight rows are one bank row. 144 (padding by one chunk): all differ.
-TEST(BankConflicts, OtherRowLengths) {
-    EXPECT_EQ(wavefronts(64, false).wavefronts, 4u * 4);
-    EXPECT_EQ(wavefronts(32, false).wavefronts, 4u * 2);
-    EXPECT_EQ(wavefronts(16, false).wavefronts, 4u);
-    EXPECT_EQ(wavefronts(144, false).wavefronts, 4u);
-    EXPECT_EQ(wavefronts(272, false).wavefronts, 4u);
-}
-
-TEST(BankConflicts, EachMatrixIsItsOwnPass) {
-    simt::Ledger ledger;
-    run(
-        [](Words) {
-            std::uint32_t r[2];
-            ptx::ldmatrix_x2(r, &simt::shared<Smem>().slot[0][4 * (me() % 16)]);
-            ptx::ldmatrix_x2_trans(r, &simt::shared<Smem>().slot[0][0]);  // one address: one word a bank
-        },
-        Schedule::round_robin, &ledger);
-    EXPECT_EQ(ledger.shared().wavefronts, 2u * (2 + 2));  // two warps
-    EXPECT_EQ(ledger.shared().ideal, 2u * (2 + 2));
-    ledger.clear();
-    EXPECT_EQ(ledger.shared().wavefronts, 0u);
 }
 
 }  // namespace

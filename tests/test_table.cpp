@@ -93,7 +93,7 @@ TEST(Table, PredictionsMustMatchForEveryTensor) {
     EXPECT_EQ(r.as_predicted(), false);
 }
 
-// Only ldmatrix is counted: a kernel without it says nothing of shared memory, in the table and in JSON.
+// Where nothing was counted, nothing is said.
 TEST(Table, WavefrontsOfSharedMemoryWhereAnyWereCounted) {
     using Json = nlohmann::json;
     Report r = example();
@@ -103,19 +103,17 @@ TEST(Table, WavefrontsOfSharedMemoryWhereAnyWereCounted) {
             json_line(r, Problem{}, "normal, seed 0", Device{.name = "emulator"}, simt::Schedule::round_robin, find_gpu("h200")));
     };
     EXPECT_EQ(traffic_table(r).find("wavefronts"), std::string::npos);
-    EXPECT_TRUE(json()["shared_wavefronts"].is_null());
-    EXPECT_TRUE(json()["shared_ideal"].is_null());
+    EXPECT_EQ(json()["shared"], Json::object());
 
-    r.shared = simt::SharedCount{12000, 12000};
+    r.shared = {{"ldmatrix", {12000, 12000}}, {"vector loads", {54000, 12000}}};
     EXPECT_NE(traffic_table(r).find("shared memory, ldmatrix: 12,000 wavefronts, 12,000 would be without bank conflicts (1.00x)\n"),
               std::string::npos)
         << traffic_table(r);
-    r.shared->wavefronts = 54000;
-    EXPECT_NE(traffic_table(r).find("shared memory, ldmatrix: 54,000 wavefronts, 12,000 would be without bank conflicts (4.50x)\n"),
+    EXPECT_NE(traffic_table(r).find("shared memory, vector loads: 54,000 wavefronts, 12,000 would be without bank conflicts (4.50x)\n"),
               std::string::npos)
         << traffic_table(r);
-    EXPECT_EQ(json()["shared_wavefronts"], 54000);
-    EXPECT_EQ(json()["shared_ideal"], 12000);
+    EXPECT_EQ(json()["shared"], Json::parse(R"({"ldmatrix": {"wavefronts": 12000, "ideal": 12000},
+                                               "vector loads": {"wavefronts": 54000, "ideal": 12000}})"));
 }
 
 }  // namespace

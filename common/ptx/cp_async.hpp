@@ -18,6 +18,7 @@ SIMT_DEVICE void cp_async(T* destination, Source source, bool valid = true) {
     static_assert(kBytes == 4 || kBytes == 8 || kBytes == 16, "cp.async copies 4, 8 or 16 bytes");
 #if SIMT_EMULATED
     const void* from = valid ? static_cast<const void*>(source.read(Source::per_bytes(kBytes))) : nullptr;
+    simt::cpu::block().charge_shared(simt::SharedAccess::cp_async, destination, kBytes);
     simt::cpu::block().start_copy(destination, from, kBytes);
 #else
     const auto to = static_cast<std::uint32_t>(__cvta_generic_to_shared(destination));

@@ -20,10 +20,10 @@ void ldmatrix(const char* name, bool transposed, std::uint32_t (&r)[kMatrices], 
     simt::cpu::Block& block = simt::cpu::block();
     if (static_cast<int>(block.self().lane) < 8 * kMatrices) block.read_shared_vector(name, row, 16);
     block.meet(name, simt::kFullMask, mine, [&](const auto& lanes, unsigned) {
+        const void* rows[8 * kMatrices];
+        for (int i = 0; i < 8 * kMatrices; ++i) rows[i] = lanes[i]->row;
+        block.charge_shared(simt::SharedAccess::ldmatrix, rows, 8 * kMatrices);
         for (int q = 0; q < kMatrices; ++q) {
-            const void* rows[8];
-            for (int i = 0; i < 8; ++i) rows[i] = lanes[8 * q + i]->row;
-            block.count_bank_conflicts(rows, 8, 16);
             for (int lane = 0; lane < 32; ++lane) {
                 const int i = lane / 4, j = 2 * (lane % 4);
                 const std::uint16_t low = transposed ? lanes[8 * q + j]->row[i] : lanes[8 * q + i]->row[j];

@@ -18,6 +18,9 @@ void stmatrix(const char* name, bool transposed, const std::uint32_t (&r)[kMatri
     simt::cpu::Block& block = simt::cpu::block();
     if (static_cast<int>(block.self().lane) < 8 * kMatrices) block.write_shared_vector(name, row, 16);
     block.meet(name, simt::kFullMask, mine, [&](const auto& lanes, unsigned) {
+        const void* rows[8 * kMatrices];
+        for (int i = 0; i < 8 * kMatrices; ++i) rows[i] = lanes[i]->row;
+        block.charge_shared(simt::SharedAccess::stmatrix, rows, 8 * kMatrices);
         for (int q = 0; q < kMatrices; ++q) {
             for (int lane = 0; lane < 32; ++lane) {
                 const int i = lane / 4, j = 2 * (lane % 4);

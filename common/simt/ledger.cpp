@@ -13,6 +13,10 @@ Names& names() {
     return all;
 }
 
+// By SharedAccess.
+constexpr std::array kSharedAccesses = {"ldmatrix", "stmatrix", "vector loads", "vector stores", "cp.async"};
+static_assert(kSharedAccesses.size() == SharedCounts{}.size());
+
 }  // namespace
 
 int tensor_id(const std::string& name) {
@@ -30,9 +34,9 @@ std::string tensor_name(int id) {
     return all.by_id.at(static_cast<std::size_t>(id));
 }
 
-void Ledger::add(const std::vector<std::pair<Count, Count>>& by_tensor, const SharedCount& shared) {
+void Ledger::add(const std::vector<std::pair<Count, Count>>& by_tensor, const SharedCounts& shared) {
     std::lock_guard lock(mutex_);
-    shared_ += shared;
+    for (std::size_t access = 0; access < shared.size(); ++access) shared_[access] += shared[access];
     if (by_tensor_.size() < by_tensor.size()) by_tensor_.resize(by_tensor.size());
     for (std::size_t id = 0; id < by_tensor.size(); ++id) {
         by_tensor_[id].first += by_tensor[id].first;
@@ -74,9 +78,12 @@ void Ledger::clear() {
     shared_ = {};
 }
 
-SharedCount Ledger::shared() const {
+std::map<std::string, SharedCount> Ledger::shared() const {
     std::lock_guard lock(mutex_);
-    return shared_;
+    std::map<std::string, SharedCount> counts;
+    for (std::size_t access = 0; access < shared_.size(); ++access)
+        if (shared_[access].ideal > 0) counts[kSharedAccesses[access]] = shared_[access];
+    return counts;
 }
 
 }  // namespace simt

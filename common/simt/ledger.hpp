@@ -2,7 +2,10 @@
 /// The ledger: global-memory traffic of emulated launches, per tensor and direction.
 #pragma once
 
+#include <array>
+#include <cstddef>
 #include <cstdint>
+#include <map>
 #include <mutex>
 #include <string>
 #include <vector>
@@ -22,7 +25,10 @@ struct Count {
     }
 };
 
-/// Accesses to shared memory by ldmatrix; others are not counted.
+/// Accesses to shared memory whose bank conflicts are counted. Those to single elements, by TMA and by wgmma are not.
+enum class SharedAccess { ldmatrix, stmatrix, vector_load, vector_store, cp_async };
+
+/// Accesses to shared memory, of one kind.
 struct SharedCount {
     std::uint64_t wavefronts = 0;  ///< passes over the 32 banks that were needed
     std::uint64_t ideal = 0;       ///< passes without bank conflicts
@@ -33,6 +39,8 @@ struct SharedCount {
         return *this;
     }
 };
+
+using SharedCounts = std::array<SharedCount, 5>;  ///< by SharedAccess
 
 /// One tensor's traffic.
 struct LedgerRow {
@@ -49,16 +57,17 @@ public:
     LedgerRow row(const std::string& tensor) const;
     Count read() const;     ///< over all tensors
     Count written() const;  ///< over all tensors
-    SharedCount shared() const;
+    /// Of "ldmatrix", "stmatrix", "vector loads", "vector stores" and "cp.async" (see vector.hpp and common/ptx) those that there were.
+    std::map<std::string, SharedCount> shared() const;
     void clear();
 
-    /// Adds one worker's counts; the index is the tensor's id (see tensor_id). Called by the emulator.
-    void add(const std::vector<std::pair<Count, Count>>& by_tensor, const SharedCount& shared);
+    /// Adds one worker's counts; the index of `by_tensor` is the tensor's id (see tensor_id). Called by the emulator.
+    void add(const std::vector<std::pair<Count, Count>>& by_tensor, const SharedCounts& shared);
 
 private:
     mutable std::mutex mutex_;
     std::vector<std::pair<Count, Count>> by_tensor_;  // (read, written)
-    SharedCount shared_;
+    SharedCounts shared_{};
 };
 
 /// A small number that stands for a tensor's name, the same for equal names in the whole process.

@@ -33,40 +33,45 @@ SIMT_DEVICE void store_global_16(Address to, const uint4& value) {
 }
 
 /// Reads 16 aligned bytes of shared memory.
-SIMT_DEVICE uint4 load_shared_16(const void* from) {
+[[gnu::always_inline]] SIMT_DEVICE uint4 load_shared_16(const void* from) {
 #if SIMT_EMULATED
+    cpu::block().charge_shared(SharedAccess::vector_load, from, 16);
     cpu::block().read_shared_vector("16-byte load", from, 16);
 #endif
     return *static_cast<const uint4*>(from);
 }
 
 /// Reads two floats, 8 aligned bytes, of shared memory.
-SIMT_DEVICE float2 load_shared_8(const float* from) {
+[[gnu::always_inline]] SIMT_DEVICE float2 load_shared_8(const float* from) {
 #if SIMT_EMULATED
+    cpu::block().charge_shared(SharedAccess::vector_load, from, 8);
     cpu::block().read_shared_vector("8-byte load", from, 8);
 #endif
     return *reinterpret_cast<const float2*>(from);
 }
 
 /// Writes 16 aligned bytes to shared memory.
-SIMT_DEVICE void store_shared_16(void* to, const uint4& value) {
+[[gnu::always_inline]] SIMT_DEVICE void store_shared_16(void* to, const uint4& value) {
 #if SIMT_EMULATED
+    cpu::block().charge_shared(SharedAccess::vector_store, to, 16);
     cpu::block().write_shared_vector("16-byte store", to, 16);
 #endif
     *static_cast<uint4*>(to) = value;
 }
 
 /// Reads 4 aligned bytes of shared memory.
-SIMT_DEVICE std::uint32_t load_shared_4(const void* from) {
+[[gnu::always_inline]] SIMT_DEVICE std::uint32_t load_shared_4(const void* from) {
 #if SIMT_EMULATED
+    cpu::block().charge_shared(SharedAccess::vector_load, from, 4);
     cpu::block().read_shared_vector("4-byte load", from, 4);
 #endif
     return *static_cast<const std::uint32_t*>(from);
 }
 
 /// Writes 4 aligned bytes to shared memory.
-SIMT_DEVICE void store_shared_4(void* to, std::uint32_t value) {
+[[gnu::always_inline]] SIMT_DEVICE void store_shared_4(void* to, std::uint32_t value) {
 #if SIMT_EMULATED
+    cpu::block().charge_shared(SharedAccess::vector_store, to, 4);
     cpu::block().write_shared_vector("4-byte store", to, 4);
 #endif
     *static_cast<std::uint32_t*>(to) = value;

@@ -96,7 +96,7 @@ Options parse_options(const Stage& stage, int argc, const char* const* argv) {
     });
 
     add.group = "What is printed";
-    add.flag("--traffic", options.traffic, "also global-memory traffic tensor by tensor, and the bank conflicts of ldmatrix");
+    add.flag("--traffic", options.traffic, "also global-memory traffic tensor by tensor, and bank conflicts of shared memory");
     add.flag("--rows-only", options.rows_only, "rows without headings, to put below those of another stage");
     add.flag("--json", options.json, "one JSON object a variant and nothing else");
     add.flag("--quiet", options.quiet, "errors only; the exit status tells the rest");

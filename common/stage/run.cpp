@@ -207,7 +207,7 @@ void count_or_time(Report& report, const Setup& setup, const simt::Ledger& ledge
                    cudaStream_t stream) {
     if (setup.device.emulated) {
         report.counted = ledger.rows();
-        if (const simt::SharedCount count = ledger.shared(); count.ideal > 0) report.shared = count;
+        report.shared = ledger.shared();
         report.emulation_seconds = first;
     } else if (setup.options.max_seconds && first > *setup.options.max_seconds) {
         report.seconds = first;  // long enough for the host's clock, too long to repeat

@@ -5,6 +5,7 @@
 #include "stage/data.hpp"
 #include "simt/ledger.hpp"
 
+#include <map>
 #include <optional>
 #include <string>
 #include <vector>
@@ -49,7 +50,7 @@ struct Report {
     Movement predicted;
     long long naive_requested = 0;                        ///< bytes that stage 01, or standard backward, asks for in the same problem
     std::optional<std::vector<simt::LedgerRow>> counted;  ///< in emulation
-    std::optional<simt::SharedCount> shared;              ///< in emulation, where the kernel's accesses to shared memory are counted
+    std::map<std::string, simt::SharedCount> shared;      ///< in emulation: see simt::Ledger::shared()
     std::size_t extra_memory = 0, predicted_extra_memory = 0;
     std::size_t saved_memory = 0, predicted_saved_memory = 0;  ///< held from forward to backward beside Q, K, V and O
     Prediction prediction;

@@ -269,12 +269,10 @@ std::string traffic_table(const Report& report) {
         direction("read", t.counted ? t.counted->read : simt::Count{}, t.predicted.read);
         direction("write", t.counted ? t.counted->written : simt::Count{}, t.predicted.written);
     }
-    if (report.shared) {
-        const simt::SharedCount& s = *report.shared;
-        text += "    shared memory, ldmatrix: " + grouped(static_cast<long long>(s.wavefronts)) + " wavefronts, " +
+    for (const auto& [access, s] : report.shared)
+        text += "    shared memory, " + access + ": " + grouped(static_cast<long long>(s.wavefronts)) + " wavefronts, " +
                 grouped(static_cast<long long>(s.ideal)) + " would be without bank conflicts (" +
                 significant(static_cast<double>(s.wavefronts) / static_cast<double>(s.ideal), 3) + "x)\n";
-    }
     return text;
 }
 
@@ -341,8 +339,8 @@ std::string json_line(const Report& report, const Problem& problem, const std::s
     j["requested_written"] = when(counted, report.written());
     j["sectors_read"] = when(counted, sectors_read);
     j["sectors_written"] = when(counted, sectors_written);
-    j["shared_wavefronts"] = when(report.shared.has_value(), report.shared ? report.shared->wavefronts : 0);
-    j["shared_ideal"] = when(report.shared.has_value(), report.shared ? report.shared->ideal : 0);
+    j["shared"] = Json::object();
+    for (const auto& [access, s] : report.shared) j["shared"][access] = {{"wavefronts", s.wavefronts}, {"ideal", s.ideal}};
     j["predicted_read"] = report.predicted.requested.read();
     j["predicted_written"] = report.predicted.requested.written();
     j["predicted_dram"] = report.predicted.dram.total();

@@ -33,8 +33,8 @@ std::string column_heads(bool emulated, bool backward = false);
 std::string row(const Report& report, DType dtype, bool emulated);
 
 /// Traffic tensor by tensor: requested, predicted, sectors, and requested bytes a sector (32: each byte of it once; less: the
-/// rest of the sector is wasted; more: several threads share it). Below it, where ldmatrix was counted, its wavefronts in shared
-/// memory and how many there would be without bank conflicts.
+/// rest of the sector is wasted; more: several threads share it). Below it, for each kind of access to shared memory that
+/// is counted, its wavefronts and how many there would be without bank conflicts.
 std::string traffic_table(const Report& report);
 
 /// One line: a JSON object. Sizes are bytes, times seconds, rates operations a second; what is not known is null.
@@ -47,8 +47,8 @@ std::string traffic_table(const Report& report);
 /// - previous (what O or the gradients are compared with), previous_max_abs, previous_rel_rms
 /// - flops (as papers count them), calculated_flops (what the kernels calculate); requested_read, requested_written, sectors_read,
 /// sectors_written (counted, so emulated only; a sector is 32 bytes)
-/// - shared_wavefronts, shared_ideal (ldmatrix's passes over the banks of shared memory, and those it takes without bank conflicts;
-///   null where the kernel has no ldmatrix, and on a GPU)
+/// - shared: an object of {wavefronts, ideal} (passes over the banks of shared memory, and those without bank conflicts) by kind of
+///   access (see simt::Ledger::shared(); emulated only)
 /// - predicted_read, predicted_written, predicted_dram, as_predicted (counted equals predicted for every tensor)
 /// - naive_requested (predicted for stage 01, or for standard backward), requested_ratio (this variant's over it)
 /// - extra_memory, predicted_extra_memory; saved_memory, predicted_saved_memory (held from forward to backward beside Q, K, V and O;

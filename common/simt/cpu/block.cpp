@@ -262,10 +262,20 @@ void Block::leave(Rendezvous& place) {
 
 void Block::charge(int tensor, bool write, const void* address, std::size_t bytes, const void* site) {
     coalescer_.charge(self_->warp, self_->lane, tensor, write, reinterpret_cast<std::uintptr_t>(address), bytes, site);
-    if (++self_->run_ahead >= Coalescer::kRunAhead) {
-        make_ready(*self_);
-        suspend("giving way", nullptr);
-    }
+    note_counted_access();
+}
+
+[[gnu::noinline]] void Block::charge_shared(SharedAccess access, const void* at, std::size_t bytes) {
+    if (!launch_->counting || cluster_.owner(at) != this) return;
+    const auto offset = static_cast<std::size_t>(static_cast<const std::byte*>(at) - shared_.get());
+    coalescer_.charge_shared(self_->warp, self_->lane, access, offset, bytes, __builtin_return_address(0));
+    note_counted_access();
+}
+
+void Block::note_counted_access() {
+    if (++self_->run_ahead < kRunAhead) return;
+    make_ready(*self_);
+    suspend("giving way", nullptr);
 }
 
 inline bool Block::ordered(std::uint32_t time, std::uint16_t who, std::uint16_t warp_epoch) const {
@@ -415,26 +425,6 @@ void Block::write_shared_vector(const char* operation, const void* at, std::size
         refuse_async_readers(operation, word);
         check_shared_write(shadow_[word], "memory", static_cast<int>(word), -1);
     }
-}
-
-void Block::count_bank_conflicts(const void* const* addresses, int count, std::size_t bytes) {
-    if (!launch_->counting) return;
-    // A bank is 4 bytes wide; a pass serves one row of 128 bytes for each bank, and lanes that read the same word share it.
-    constexpr std::uintptr_t kRow = 128;
-    std::array<std::array<std::uintptr_t, 32>, 32> rows;  // by 4-byte bank: the different rows wanted of it
-    std::array<int, 32> wanted{};
-    int passes = 0;
-    for (int i = 0; i < count; ++i) {
-        const auto address = reinterpret_cast<std::uintptr_t>(addresses[i]);
-        for (std::uintptr_t a = address; a < address + bytes; a += 4) {
-            auto& bank = rows[a % kRow / 4];
-            int& n = wanted[a % kRow / 4];
-            if (std::find(bank.begin(), bank.begin() + n, a / kRow) == bank.begin() + n) bank[static_cast<std::size_t>(n++)] = a / kRow;
-            passes = std::max(passes, n);
-        }
-    }
-    shared_count_.wavefronts += static_cast<std::uint64_t>(passes);
-    shared_count_.ideal += (static_cast<std::size_t>(count) * bytes + kRow - 1) / kRow;
 }
 
 void Block::race(const char* access, const char* earlier, std::uint16_t who, const char* name, int r, int c) const {

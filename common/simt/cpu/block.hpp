@@ -149,6 +149,7 @@ public:
     void charge(int tensor, bool write, const void* address, std::size_t bytes, const void* site);
     /// Counts since the last call, by tensor id: (read, written).
     std::vector<std::pair<Count, Count>> take_counts() { return coalescer_.take(); }
+    SharedCounts take_shared_counts() { return coalescer_.take_shared(); }
 
     // ---- asynchronous copies and vector accesses of the PTX wrappers, by plain address ----
     /// Begins a copy of this thread to shared memory: the destination is poisoned now and written when its group is waited for.
@@ -159,10 +160,13 @@ public:
     /// Checks an access to `bytes` aligned bytes of this block, word by word. @throws Error also where a copy is still under way; Race
     void read_shared_vector(const char* operation, const void* at, std::size_t bytes);
     void write_shared_vector(const char* operation, const void* at, std::size_t bytes);
-    /// Counts how often shared memory has to be accessed for `count` addresses of `bytes` each that go together: as often as
-    /// different words of one bank are among them.
-    void count_bank_conflicts(const void* const* addresses, int count, std::size_t bytes);
-    SharedCount take_shared_count() { return std::exchange(shared_count_, {}); }
+    /// Counts an access of the running thread to 4, 8 or 16 bytes of this block; the place in the kernel is where this function
+    /// returns to. Called before the access, because the thread may give way to others.
+    void charge_shared(SharedAccess access, const void* at, std::size_t bytes);
+    /// Counts an instruction of a whole warp, of which lane i accesses the 16 bytes at rows[i].
+    void charge_shared(SharedAccess access, const void* const* rows, unsigned lanes) {
+        if (launch_->counting) coalescer_.charge_shared(access, rows, lanes);
+    }
 
     // ---- mbarrier; handles lie in the shared memory of any block of the cluster ----
     void init_mbarrier(MbarrierHandle* at, unsigned arrivals, const char* name, int index);
@@ -237,6 +241,8 @@ private:
     Mbarrier& mbarrier(const char* operation, const MbarrierHandle* at);
     void complete_if_full(Mbarrier& barrier);
     bool read_store(BulkCopy& store);
+    /// After each counted access: lets the other lanes catch up from time to time.
+    void note_counted_access();
     /// Accesses to the shared memory of the others are not watched. @throws Error where that block has ended
     bool in_another_block(const char* operation, const void* at) const;
     Warpgroup& arrive_warpgroup(const char* operation, void* deposit);
@@ -282,7 +288,6 @@ private:
     std::size_t shared_capacity_ = 0;
     std::vector<Shadow> shadow_;  // one cell a byte of shared memory
     Coalescer coalescer_;
-    SharedCount shared_count_;
 };
 
 /// The block that this OS thread runs; null outside of a launch.

@@ -131,9 +131,12 @@ std::vector<std::pair<Count, Count>> Cluster::take_counts() {
     return sum;
 }
 
-SharedCount Cluster::take_shared_count() {
-    SharedCount sum;
-    for (const auto& block : blocks_) sum += block->take_shared_count();
+SharedCounts Cluster::take_shared_counts() {
+    SharedCounts sum{};
+    for (const auto& block : blocks_) {
+        const SharedCounts counts = block->take_shared_counts();
+        for (std::size_t access = 0; access < sum.size(); ++access) sum[access] += counts[access];
+    }
     return sum;
 }
 

@@ -29,7 +29,7 @@ public:
     void run(const LaunchInfo& launch, uint3 first, const std::function<void()>& body);
 
     std::vector<std::pair<Count, Count>> take_counts();
-    SharedCount take_shared_count();
+    SharedCounts take_shared_counts();
 
     unsigned size() const { return size_; }
     Block& block(unsigned rank) { return *blocks_[rank]; }

@@ -5,38 +5,18 @@
 namespace simt::cpu {
 
 void Coalescer::begin_block(std::size_t warps) {
-    ++block_;
-    if (warps_.size() < warps) warps_.resize(warps);
+    global_.begin_block(warps);
+    shared_.begin_block(warps);
+}
+
+void Coalescer::align(unsigned warp) {
+    global_.align(warp);
+    shared_.align(warp);
 }
 
 void Coalescer::align_all() {
-    for (Warp& warp : warps_) ++warp.meetings;
-}
-
-Coalescer::Site& Coalescer::find(Warp& warp, const void* place) {
-    const auto number = reinterpret_cast<std::uintptr_t>(place);
-    Site*& recent = warp.recent[(number ^ number >> 6) % warp.recent.size()];
-    if (!recent || recent->place != place) {
-        // All kernels that this thread ever ran have their sites here.
-        const auto known = std::find_if(warp.sites.begin(), warp.sites.end(), [&](const auto& site) { return site->place == place; });
-        if (known != warp.sites.end()) {
-            recent = known->get();
-        } else {
-            warp.sites.push_back(std::make_unique<Site>());
-            recent = warp.sites.back().get();
-            recent->place = place;
-        }
-    }
-    Site& site = *recent;
-    if (site.block != block_) {
-        site.block = block_;
-        site.meetings = warp.meetings;
-        site.passed.fill(0);
-    } else if (site.meetings != warp.meetings) {
-        site.meetings = warp.meetings;
-        site.passed.fill(*std::max_element(site.passed.begin(), site.passed.end()));
-    }
-    return site;
+    global_.align_all();
+    shared_.align_all();
 }
 
 void Coalescer::charge(unsigned warp, unsigned lane, int tensor, bool write, std::uintptr_t address, std::size_t bytes, const void* site) {
@@ -45,23 +25,44 @@ void Coalescer::charge(unsigned warp, unsigned lane, int tensor, bool write, std
     Count& count = write ? written : read;
     count.requested += bytes;
 
-    Site& here = find(warps_[warp], site);
-    const std::uint32_t occurrence = here.passed[lane]++;
-    Request& request = here.window[occurrence % kWindow];
-    const std::uint64_t serial = block_ << 32 | occurrence;
-    if (request.serial != serial) {
-        request.serial = serial;
-        request.sectors = 0;
-    }
+    Sectors& request = global_.find(warp, lane, site);
     for (std::uintptr_t s = address / 32; s <= (address + bytes - 1) / 32; ++s) {
         const auto sector = static_cast<std::uint32_t>(s);
-        const auto begin = request.sector.begin(), end = begin + request.sectors;
+        const auto begin = request.sector.begin(), end = begin + request.count;
         // Neighbouring lanes tend to share a sector, so the last one is looked at first.
-        if (request.sectors && *(end - 1) == sector) continue;
+        if (request.count && *(end - 1) == sector) continue;
         if (std::find(begin, end, sector) != end) continue;
-        if (request.sectors < request.sector.size()) request.sector[request.sectors++] = sector;
+        if (request.count < request.sector.size()) request.sector[request.count++] = sector;
         ++count.sectors;
     }
+}
+
+void Coalescer::Banks::add(unsigned lane, std::uintptr_t at, std::size_t bytes, SharedCount& count) {
+    const auto mine = static_cast<std::uint32_t>(at / bytes);
+    const auto neighbours = static_cast<unsigned>(128 / bytes);  // as many lanes as chunks side by side in the banks
+    const unsigned first = lane & ~(neighbours - 1);
+    unsigned before = 0;  // other chunks in the same banks
+    for (unsigned other = first; other < first + neighbours; ++other) {
+        if (!(lanes >> other & 1u)) continue;
+        if (chunk[other] == mine) return;
+        before += (chunk[other] ^ mine) % neighbours == 0;
+    }
+    lanes |= 1u << lane;
+    chunk[lane] = mine;
+    std::uint8_t& needed = passes[lane / neighbours];
+    if (before < needed) return;
+    ++count.wavefronts;
+    if (needed++ == 0) ++count.ideal;
+}
+
+void Coalescer::charge_shared(unsigned warp, unsigned lane, SharedAccess access, std::size_t offset, std::size_t bytes, const void* site) {
+    shared_.find(warp, lane, site).add(lane, offset, bytes, shared_counts_[static_cast<std::size_t>(access)]);
+}
+
+void Coalescer::charge_shared(SharedAccess access, const void* const* rows, unsigned lanes) {
+    Banks request;
+    for (unsigned lane = 0; lane < lanes; ++lane)
+        request.add(lane, reinterpret_cast<std::uintptr_t>(rows[lane]), 16, shared_counts_[static_cast<std::size_t>(access)]);
 }
 
 void Coalescer::add(int tensor, bool write, const Count& count) {
@@ -71,5 +72,7 @@ void Coalescer::add(int tensor, bool write, const Count& count) {
 }
 
 std::vector<std::pair<Count, Count>> Coalescer::take() { return std::exchange(counts_, {}); }
+
+SharedCounts Coalescer::take_shared() { return std::exchange(shared_counts_, {}); }
 
 }  // namespace simt::cpu

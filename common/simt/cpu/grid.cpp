@@ -95,7 +95,7 @@ void run_grid(const LaunchConfig& config, const std::function<void()>& body) {
             if (!failed.exchange(true)) error = std::current_exception();
         }
         const auto counts = mine.take_counts();
-        const SharedCount shared = mine.take_shared_count();
+        const SharedCounts shared = mine.take_shared_counts();
         if (exec.ledger) exec.ledger->add(counts, shared);
     };
     auto work = [&] {
