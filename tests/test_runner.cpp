@@ -12,6 +12,7 @@
 #include <algorithm>
 #include <cmath>
 #include <filesystem>
+#include <fstream>
 #include <iostream>
 #include <sstream>
 
@@ -248,6 +249,40 @@ TEST_F(Runner, BadOptionsAreNamed) {
         expect_rejected({"--schedule", "round-robin"}, "--schedule=round-robin: ");
         expect_rejected({"--repeats", "0"}, "--repeats=0: ");
     }
+}
+
+// A line for each variant that ran; 64 of the 80 rows of Q and O belong to the first block, and both read all of K and V.
+TEST_F(Runner, WritesTraces) {
+    const std::string path = file("trace.jsonl");
+    if (!emulating) {
+        expect_rejected({"--trace", path}, "--trace=" + path + ": a GPU does not tell; it is for the emulator");
+        return;
+    }
+    const Outcome o = run({"90a", "90b"}, small + std::vector<std::string>{"--heads", "2", "--kv-heads", "1", "--trace", path});
+    EXPECT_EQ(o.err, "");
+    std::ifstream in(path);
+    std::vector<Json> traces;
+    for (std::string line; std::getline(in, line);) traces.push_back(Json::parse(line));
+    ASSERT_EQ(traces.size(), 2u);
+    EXPECT_EQ(traces[0]["variant"], "90a");
+    EXPECT_EQ(traces[1]["variant"], "90b");
+    const Json& t = traces[0];
+    EXPECT_EQ(t["stage"], "90");
+    EXPECT_EQ(t["direction"], "fwd");
+    EXPECT_EQ(t["heads"], 2);
+    EXPECT_EQ(t["kv_heads"], 1);
+    EXPECT_EQ(t["seq"], 40);
+    EXPECT_EQ(t["kv_seq"], 50);
+    EXPECT_EQ(t["head_dim"], 16);
+    EXPECT_EQ(t["causal"], false);
+    EXPECT_EQ(t["blocks"], Json::parse(R"([
+        {"kernel": "row_kernel", "block": [0, 0, 0],
+         "touched": [["Q", "read", 0, 63], ["K", "read", 0, 49], ["V", "read", 0, 49], ["O", "write", 0, 63]]},
+        {"kernel": "row_kernel", "block": [1, 0, 0],
+         "touched": [["Q", "read", 64, 79], ["K", "read", 0, 49], ["V", "read", 0, 49], ["O", "write", 64, 79]]}])"));
+
+    expect_rejected({"--trace", path, "--layout", "bnhd"}, "--trace=" + path + ": --layout=bhnd is accepted");
+    expect_rejected({"--trace", file("nowhere/trace.jsonl")}, "--trace=" + file("nowhere/trace.jsonl") + ": cannot be written");
 }
 
 TEST_F(Runner, NegativeScaleMayFollowAsItsOwnWord) {
@@ -525,10 +560,11 @@ TEST_F(Runner, HelpListsEveryOption) {
     const Outcome o = run({"90a"}, {"--help"});
     EXPECT_EQ(o.status, 0);
     EXPECT_EQ(o.err, "");
-    for (const char* option : {"--batch",         "--heads",   "--kv-heads", "--seq",         "--kv-seq",  "--head-dim",   "--dtype",
-                               "--causal",        "--scale",   "--seed",     "--dist",        "--layout",  "--schedule",   "--on",
-                               "--shared-memory", "--variant", "--input",    "--output",      "--against", "--rows-only",  "--quiet",
-                               "--traffic",       "--json",    "--force",    "--max-seconds", "--repeats", "--check-rows", "--list"}) {
+    for (const char* option :
+         {"--batch",       "--heads",   "--kv-heads",   "--seq",       "--kv-seq",   "--head-dim", "--dtype",         "--causal",
+          "--scale",       "--seed",    "--dist",       "--layout",    "--schedule", "--on",       "--shared-memory", "--variant",
+          "--input",       "--output",  "--against",    "--rows-only", "--quiet",    "--traffic",  "--json",          "--force",
+          "--max-seconds", "--repeats", "--check-rows", "--list",      "--trace"}) {
         EXPECT_TRUE(contains(o.out, option)) << option;
     }
     EXPECT_TRUE(contains(o.out, "Exit status: 0"));

@@ -199,6 +199,25 @@ TEST(Step04, NoBankConflicts) {
         << "04b has no vector accesses";
 }
 
+// A block of 04b takes 64 rows of Q and visits the keys up to its diagonal, and none after it.
+TEST(Step04, CausalBlocksStopAtTheDiagonal) {
+    if (!emulating) GTEST_SKIP() << "the emulator traces";
+    TestCase test({.seq = 200, .kv_seq = 200, .head_dim = 32, .causal = true});
+    test.options.trace = "not written here";
+    const std::vector<simt::TracedBlock> blocks = expect_right(step04::stage(), variant('b'), test).report.trace;
+    ASSERT_EQ(blocks.size(), 4u);
+    for (int n = 0; n < 4; ++n) {  // the last rows first
+        long long next = 0;
+        for (const simt::TracedRows& rows : blocks[n].rows) {
+            if (simt::tensor_name(rows.tensor) == "Q") EXPECT_EQ(rows.first, 64 * (3 - n));
+            if (simt::tensor_name(rows.tensor) != "K") continue;
+            EXPECT_EQ(rows.first, next);
+            next = rows.last + 1;
+        }
+        EXPECT_EQ(next, std::min(64 * (4 - n), 200));
+    }
+}
+
 // ---- refusals ----
 
 void expect_refused(const std::string& why, const std::string& words) { EXPECT_NE(why.find(words), std::string::npos) << why; }

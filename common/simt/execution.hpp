@@ -11,6 +11,7 @@
 namespace simt {
 
 class Ledger;
+class Trace;
 
 /// Which warp of a block the emulator lets run next. A kernel that is right is right under all three.
 enum class Schedule {
@@ -27,6 +28,7 @@ Schedule parse_schedule(std::string_view word);
 struct Execution {
     cudaStream_t stream = nullptr;
     Ledger* ledger = nullptr;  ///< where global-memory traffic is charged; null: it is not counted
+    Trace* trace = nullptr;    ///< where the order of what the ledger counts is noted; null: nowhere
     Schedule schedule = Schedule::round_robin;
     std::size_t shared_memory_limit = 227 * 1024;                       ///< bytes a block of the chosen device may ask for
     unsigned workers = 0;                                               ///< host threads that run blocks; 0: one per core

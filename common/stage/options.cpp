@@ -69,6 +69,12 @@ Options parse_options(const Stage& stage, int argc, const char* const* argv) {
                    "compare with this --output of an earlier stage; repeatable: the first is the baseline of the speedup, the "
                    "last is what the errors are compared with",
                    [&](const std::string& word) { options.against.emplace_back(word); });
+    add.value("--trace", "FILE",
+              "emulator: write which rows of Q, K, V and O each block touches, and in which order; for docs/figures/draw_trace.py",
+              [&](const std::string& word) {
+                  if (!emulating) throw InvalidArgument("--trace=" + word + ": a GPU does not tell; it is for the emulator");
+                  options.trace = word;
+              });
     if (!stage.backward.empty())
         add.value("--forward", "FILE", "backward: take o and lse from this --output of any stage, not from the forward pass here",
                   [&](const std::string& word) { options.forward = word; });
@@ -124,6 +130,8 @@ Options parse_options(const Stage& stage, int argc, const char* const* argv) {
     if (options.json && (options.traffic || options.quiet || options.rows_only || options.list)) {
         throw InvalidArgument("--json prints all there is; it does not go with --traffic, --quiet, --rows-only or --list");
     }
+    if (options.trace && options.layout != Layout::bhnd)
+        throw InvalidArgument("--trace=" + options.trace->string() + ": --layout=bhnd is accepted, where the rows of a head lie together");
     return options;
 }
 

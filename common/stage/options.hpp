@@ -24,7 +24,7 @@ struct Options : ProblemOptions {
 
     std::optional<std::uint64_t> seed;
     std::optional<Distribution> dist;
-    std::optional<std::filesystem::path> input, output, forward;
+    std::optional<std::filesystem::path> input, output, forward, trace;
     std::vector<std::filesystem::path> against;
 
     std::vector<std::string> variants;  ///< ids or names; empty: all

@@ -10,8 +10,10 @@
 #include <cmath>
 #include <cstring>
 #include <functional>
+#include <initializer_list>
 #include <iterator>
 #include <thread>
+#include <utility>
 
 namespace workbook {
 namespace {
@@ -194,6 +196,27 @@ simt::Execution execution(const Setup& setup, simt::Ledger& ledger, Progress& pr
     return exec;
 }
 
+/// Lets `exec` trace the rows of tensors, where --trace asks for it.
+class Tracing {
+public:
+    Tracing(const Setup& setup, simt::Execution& exec) : problem_(setup.inputs.problem) {
+        if (setup.options.trace) exec.trace = &trace_;
+    }
+    using Named = std::initializer_list<std::pair<const char*, TensorRef>>;
+    void queries(Named tensors) { watch(tensors, problem_.heads, problem_.seq); }
+    void keys(Named tensors) { watch(tensors, problem_.kv_heads, problem_.kv_seq); }
+    std::vector<simt::TracedBlock> blocks() const { return trace_.blocks(); }
+
+private:
+    void watch(Named tensors, int heads, int rows) {
+        for (const auto& [name, tensor] : tensors)
+            trace_.watch(name, tensor.data, static_cast<long long>(problem_.batch) * heads * rows,
+                         static_cast<std::size_t>(problem_.head_dim) * size_of(problem_.dtype));
+    }
+    const Problem& problem_;
+    simt::Trace trace_;
+};
+
 /// Seconds that the host sees a launch take, to its end.
 double host_seconds(const std::function<void()>& launch, cudaStream_t stream) {
     const auto start = std::chrono::steady_clock::now();
@@ -255,8 +278,12 @@ Run run_variant(const Stage& stage, const Variant& variant, const Setup& setup) 
     simt::Ledger ledger;
     Progress progress(report.label());
     Forward args = forward_args(setup.inputs, o, lse, setup.device, execution(setup, ledger, progress), workspace);
+    Tracing tracing(setup, args.exec);
+    tracing.queries({{"Q", args.q}, {"O", args.o}});
+    tracing.keys({{"K", args.k}, {"V", args.v}});
     const double seconds = host_seconds([&] { run_forward(variant, args); }, args.exec.stream);
     progress.clear();
+    report.trace = tracing.blocks();
 
     run.result = fetch_result(problem, o, lse);
     report.verdict = judge_run(setup.inputs, setup.want, setup.plain, run.result);
@@ -334,8 +361,12 @@ BackwardRun run_variant(const Stage& stage, const BackwardVariant& variant, cons
                   setup.device,
                   exec,
                   workspace};
+    Tracing tracing(setup, args.exec);
+    tracing.queries({{"Q", args.q}, {"O", args.o}, {"dO", args.d_o}, {"dQ", args.dq}});
+    tracing.keys({{"K", args.k}, {"V", args.v}, {"dK", args.dk}, {"dV", args.dv}});
     const double seconds = host_seconds([&] { run_backward(variant, args); }, exec.stream);
     progress.clear();
+    report.trace = tracing.blocks();
 
     run.result = fetch_gradients(problem, dq, dk, dv);
     make_references(backward, in, setup.want.rows, run.forward);

@@ -4,6 +4,7 @@
 
 #include "stage/data.hpp"
 #include "simt/ledger.hpp"
+#include "simt/trace.hpp"
 
 #include <map>
 #include <optional>
@@ -51,6 +52,7 @@ struct Report {
     long long naive_requested = 0;                        ///< bytes that stage 01, or standard backward, asks for in the same problem
     std::optional<std::vector<simt::LedgerRow>> counted;  ///< in emulation
     std::map<std::string, simt::SharedCount> shared;      ///< in emulation: see simt::Ledger::shared()
+    std::vector<simt::TracedBlock> trace;                 ///< with --trace
     std::size_t extra_memory = 0, predicted_extra_memory = 0;
     std::size_t saved_memory = 0, predicted_saved_memory = 0;  ///< held from forward to backward beside Q, K, V and O
     Prediction prediction;

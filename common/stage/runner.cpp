@@ -5,6 +5,7 @@
 #include "stage/table.hpp"
 
 #include <algorithm>
+#include <fstream>
 #include <iostream>
 #include <new>
 #include <type_traits>
@@ -218,6 +219,10 @@ public:
             if (options_.forward) backward->forward = read_forward(setup);
         }
 
+        if (options_.trace) {
+            trace_.open(*options_.trace);
+            if (!trace_) throw FileError("--trace=" + options_.trace->string() + ": cannot be written");
+        }
         const auto from = [&](const auto& previous) {
             return previous ? previous->label + " (" + options_.against.back().string() + ")" : std::string();
         };
@@ -405,6 +410,8 @@ private:
             std::cerr << program_ << ": " << report.label() << " is wrong: " << report.reason << "\n";
         }
         print_json(report);
+        if (options_.trace && !(trace_ << trace_line(report, problem_) << std::flush))
+            throw FileError("--trace=" + options_.trace->string() + ": writing failed");
         if (!has_result(run)) return;
         direction.previous = Earlier<AnyResult>{report.label(), std::move(run.result), report.seconds, machine_.device.name};
         direction.ran = true;
@@ -421,6 +428,7 @@ private:
     Direction<Result> forward_;
     Direction<GradientResult> backward_;
     bool warned_ = false;
+    std::ofstream trace_;
 };
 
 }  // namespace

@@ -379,4 +379,22 @@ std::string json_line(const Report& report, const Problem& problem, const std::s
     return j.dump(-1, ' ', false, Json::error_handler_t::replace) + "\n";
 }
 
+std::string trace_line(const Report& report, const Problem& problem) {
+    using Json = nlohmann::ordered_json;
+    Json j{{"stage", report.stage},        {"variant", report.id},
+           {"name", report.name},          {"direction", report.backward ? "bwd" : "fwd"},
+           {"batch", problem.batch},       {"heads", problem.heads},
+           {"kv_heads", problem.kv_heads}, {"seq", problem.seq},
+           {"kv_seq", problem.kv_seq},     {"head_dim", problem.head_dim},
+           {"dtype", name(problem.dtype)}, {"causal", problem.causal},
+           {"blocks", Json::array()}};
+    for (const simt::TracedBlock& block : report.trace) {
+        Json touched = Json::array();
+        for (const simt::TracedRows& t : block.rows)
+            touched.push_back({simt::tensor_name(t.tensor), t.write ? "write" : "read", t.first, t.last});
+        j["blocks"].push_back({{"kernel", block.kernel}, {"block", {block.index.x, block.index.y, block.index.z}}, {"touched", touched}});
+    }
+    return j.dump() + "\n";
+}
+
 }  // namespace workbook

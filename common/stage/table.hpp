@@ -60,4 +60,10 @@ std::string traffic_table(const Report& report);
 std::string json_line(const Report& report, const Problem& problem, const std::string& inputs, const Device& device,
                       simt::Schedule schedule, const Gpu& target);
 
+/// One line: a JSON object of what was traced. Keys:
+/// - stage, variant (id), name, direction, batch, heads, kv_heads, seq, kv_seq, head_dim, dtype, causal
+/// - blocks: an array of kernel, block ([x, y, z]) and touched: in order, arrays of tensor, "read" or "write", first and last row. Rows are
+///   counted over batches and heads: row i of head h of batch b is (b H + h) N + i.
+std::string trace_line(const Report& report, const Problem& problem);
+
 }  // namespace workbook

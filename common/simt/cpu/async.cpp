@@ -216,6 +216,17 @@ void Block::check_async_read(const char* operation, std::size_t offset, std::siz
 
 // ---------------------------------------------------------------- TMA
 
+void Block::charge_box(const TensorMap& map, const std::array<int, 5>& at, bool write) {
+    if (!launch_->counting) return;
+    coalescer_.add(map.tensor, write, count_of(map, at));
+    if (!launch_->trace) return;
+    traced_before_ = traced_.size();  // a box is noted by itself
+    for_each_row(map, at, [&](std::size_t, const char* global, std::size_t, std::size_t) {
+        if (global) trace(map.tensor, write, global);
+    });
+    traced_before_ = traced_.size();
+}
+
 void Block::start_bulk_load(const TensorMap& map, const std::array<int, 5>& at, void* to, MbarrierHandle* barrier, unsigned mask) {
     const std::size_t bytes = map.box_bytes();
     const std::size_t offset = shared_offset("TMA load", to, 1), align = map.span ? static_cast<std::size_t>(map.span) * 8 : 128;
@@ -226,7 +237,7 @@ void Block::start_bulk_load(const TensorMap& map, const std::array<int, 5>& at, 
     if (!mask || mask >> cluster_.size())
         throw Error("TMA load: multicast to blocks " + std::to_string(mask) + " (mask) of a cluster of " + std::to_string(cluster_.size()) +
                     ", by " + whereabouts());
-    if (launch_->counting) coalescer_.add(map.tensor, false, count_of(map, at));
+    charge_box(map, at, false);
     for (unsigned r = 0; r < cluster_.size(); ++r) {
         if (!(mask >> r & 1u)) continue;
         Block& target = cluster_.block(r);
@@ -311,7 +322,7 @@ void Block::wait_for_bulk(std::size_t pending, bool written) {
         if (fresh && !written) return false;
         for (const BulkCopy& store : group) {
             write_store(store);
-            if (launch_->counting) coalescer_.add(store.map.tensor, true, count_of(store.map, store.at));
+            charge_box(store.map, store.at, true);
         }
         return true;
     });

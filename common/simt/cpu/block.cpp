@@ -114,6 +114,8 @@ void Block::prepare(const LaunchInfo& launch, uint3 index) {
         group.waiting.clear();
     }
     coalescer_.begin_block((n + kLanes - 1) / kLanes);
+    traced_.clear();
+    traced_before_ = 0;
 
     threads_.resize(n);
     live_ = n;
@@ -218,6 +220,7 @@ void Block::sync_threads(const char* operation) {
         for (Thread& t : threads_) cluster_.acquire(t, all);
     }
     coalescer_.align_all();
+    traced_before_ = traced_.size();
 }
 
 Rendezvous& Block::arrive(const char* operation, unsigned mask, void* deposit) {
@@ -262,7 +265,25 @@ void Block::leave(Rendezvous& place) {
 
 void Block::charge(int tensor, bool write, const void* address, std::size_t bytes, const void* site) {
     coalescer_.charge(self_->warp, self_->lane, tensor, write, reinterpret_cast<std::uintptr_t>(address), bytes, site);
+    if (launch_->trace) trace(tensor, write, address);
     note_counted_access();
+}
+
+void Block::trace(int tensor, bool write, const void* address) {
+    const std::optional<long long> row = launch_->trace->row(tensor, address);
+    if (!row) return;
+    const auto since = traced_.begin() + static_cast<std::ptrdiff_t>(traced_before_);
+    const auto same = std::find_if(since, traced_.end(), [&](const TracedRows& t) { return t.tensor == tensor && t.write == write; });
+    if (same == traced_.end()) {
+        traced_.push_back({tensor, write, *row, *row});
+    } else {
+        same->first = std::min(same->first, *row);
+        same->last = std::max(same->last, *row);
+    }
+}
+
+void Block::hand_over_trace() {
+    if (launch_->trace) launch_->trace->add({launch_->kernel, index_, std::exchange(traced_, {})});
 }
 
 [[gnu::noinline]] void Block::charge_shared(SharedAccess access, const void* at, std::size_t bytes) {

@@ -7,6 +7,7 @@
 #include "simt/cpu/coalescer.hpp"
 #include "simt/cpu/fiber.hpp"
 #include "simt/execution.hpp"
+#include "simt/trace.hpp"
 
 #include <array>
 #include <cstddef>
@@ -110,6 +111,7 @@ struct LaunchInfo {
     std::size_t smem = 0;
     Schedule schedule = Schedule::round_robin;
     bool counting = false;
+    Trace* trace = nullptr;
 };
 
 /// One block of a cluster; kept for the next.
@@ -150,6 +152,8 @@ public:
     /// Counts since the last call, by tensor id: (read, written).
     std::vector<std::pair<Count, Count>> take_counts() { return coalescer_.take(); }
     SharedCounts take_shared_counts() { return coalescer_.take_shared(); }
+    /// Gives what this block touched to the launch's trace, if it has one.
+    void hand_over_trace();
 
     // ---- asynchronous copies and vector accesses of the PTX wrappers, by plain address ----
     /// Begins a copy of this thread to shared memory: the destination is poisoned now and written when its group is waited for.
@@ -243,6 +247,9 @@ private:
     bool read_store(BulkCopy& store);
     /// After each counted access: lets the other lanes catch up from time to time.
     void note_counted_access();
+    /// Charges what of a TMA's box lies inside the tensor.
+    void charge_box(const TensorMap& map, const std::array<int, 5>& at, bool write);
+    void trace(int tensor, bool write, const void* address);
     /// Accesses to the shared memory of the others are not watched. @throws Error where that block has ended
     bool in_another_block(const char* operation, const void* at) const;
     Warpgroup& arrive_warpgroup(const char* operation, void* deposit);
@@ -288,6 +295,8 @@ private:
     std::size_t shared_capacity_ = 0;
     std::vector<Shadow> shadow_;  // one cell a byte of shared memory
     Coalescer coalescer_;
+    std::vector<TracedRows> traced_;
+    std::size_t traced_before_ = 0;  // so many of them belong to the time before the last barrier
 };
 
 /// The block that this OS thread runs; null outside of a launch.

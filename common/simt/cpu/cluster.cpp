@@ -18,7 +18,10 @@ void Cluster::run(const LaunchInfo& launch, uint3 first, const std::function<voi
     } catch (...) {
         failure = std::current_exception();
     }
-    if (!failure) return;
+    if (!failure) {
+        for (unsigned r = 0; r < size_; ++r) blocks_[r]->hand_over_trace();
+        return;
+    }
     unwind_all();  // outside of the handler: fibers have handlers of their own
     std::rethrow_exception(failure);
 }

@@ -62,6 +62,7 @@ void run_grid(const LaunchConfig& config, const std::function<void()>& body) {
     info.smem = config.smem;
     info.schedule = exec.schedule;
     info.counting = exec.ledger != nullptr;
+    info.trace = exec.trace;
 
     const dim3 clusters{config.grid.x / config.cluster.x, config.grid.y / config.cluster.y, config.grid.z / config.cluster.z};
     const std::size_t total = std::size_t{clusters.x} * clusters.y * clusters.z,
