@@ -199,6 +199,51 @@ TEST(Cost, RecomputeBackwardCountsEveryVisit) {
     EXPECT_THROW(recompute_backward_movement(problems[0], {4, 0}, 16, DqBy::own_pass), InvalidArgument);
 }
 
+TEST(Cost, BulkBackwardCountsEveryVisit) {
+    for (Problem p : problems)
+        for (const bool causal : {false, true})
+            for (const Tiles& tiles : {Tiles{2, 4}, Tiles{4, 3}, Tiles{16, 64}})
+                for (const bool ordered : {false, true}) {
+                    p.causal = causal;
+                    SCOPED_TRACE(describe(p) + " Br=" + std::to_string(tiles.Br) + " Bc=" + std::to_string(tiles.Bc));
+                    const long long es = size_of(p.dtype), d = p.head_dim, sums = tiles.Br * d * 4;
+                    Counter count;
+                    count.read("K", p.kv_elements() * es);
+                    count.read("V", p.kv_elements() * es);
+                    count.read("O", p.q_elements() * es);
+                    count.read("dO", p.q_elements() * es);
+                    count.read("LSE", p.rows() * 4);
+                    for (long long head = 0; head < static_cast<long long>(p.batch) * p.heads; ++head) {
+                        for (int i0 = 0; i0 < p.seq; i0 += tiles.Br) {
+                            const int rows = std::min(tiles.Br, p.seq - i0);
+                            count.write("LSE_D", 2 * tiles.Br * 4);
+                            count.write("dQ_acc", sums);
+                            if (ordered) count.write("dQ_turn", 16);
+                            for (int j0 = 0; j0 < p.kv_seq; j0 += tiles.Bc) {
+                                if (j0 >= p.visible_keys(i0 + rows - 1)) continue;
+                                count.read("Q", rows * d * es);
+                                count.read("dO", rows * d * es);
+                                count.read("LSE_D", 2 * tiles.Br * 4);
+                                count.read("dQ_acc", sums);
+                                count.write("dQ_acc", sums);
+                                if (!ordered) continue;
+                                count.read("dQ_turn", 16);  // to wait
+                                count.read("dQ_turn", 16);  // and to add
+                                count.write("dQ_turn", 16);
+                            }
+                        }
+                        count.read("dQ_acc", (p.seq + 1) / 2 * 2 * d * 4);
+                    }
+                    count.write("dQ", p.q_elements() * es);
+                    count.write("dK", p.kv_elements() * es);
+                    count.write("dV", p.kv_elements() * es);
+                    const Movement movement = bulk_backward_movement(p, tiles, ordered);
+                    expect_equal(count, movement.requested);
+                    EXPECT_EQ(names(movement.dram), names(movement.requested));
+                }
+    EXPECT_THROW(bulk_backward_movement(problems[0], {0, 4}, false), InvalidArgument);
+}
+
 TEST(Cost, Flash1MovesWhatAlgorithm1Moves) {
     for (const Problem& p : problems) {
         const long long es = size_of(p.dtype);

@@ -382,6 +382,47 @@ void check_boxes(const Boxes<R>& boxes, const std::vector<std::array<int, R>>& p
     }
 }
 
+/// Each of four warps adds its row of X, and 1 to each element, to its row of Y, a few times over; blocks add to the same Y.
+__global__ void add_up(int rounds, TensorView<const float, 2> X, TensorView<float, 2> Y) {  // (4, n) both
+    auto& smem = simt::shared<Landing>();
+    const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, n = X.extent(1);
+    auto* const row = reinterpret_cast<float*>(smem.words) + warp * n;
+    for (int e = 4 * lane; e < n; e += 128) {
+        const float4 x = simt::load_global_16<float4>(&X(warp, e));
+        simt::store_shared_16(row + e, float4{x.x + 1, x.y + 1, x.z + 1, x.w + 1});
+    }
+    ptx::fence_proxy_async();
+    __syncwarp();
+    if (lane == 0) {
+        for (int round = 0; round < rounds; ++round) {
+            ptx::cp_reduce_async_bulk_add(&Y(warp, 0), row, n);
+            ptx::cp_async_bulk_commit();
+        }
+        ptx::cp_async_bulk_wait<0>();
+    }
+}
+
+TEST_F(HopperTma, BulkReductions) {
+    simt::Ledger ledger;
+    long long bytes = 0;
+    for (const simt::Execution& exec : executions(&ledger))
+        for (const int n : {4, 64, 1000}) {
+            constexpr int blocks = 3, rounds = 2;
+            std::vector<float> values(static_cast<std::size_t>(4 * n));
+            for (std::size_t e = 0; e < values.size(); ++e) values[e] = static_cast<float>(e % 97);
+            const DeviceData<float> x(values), y(std::vector<float>(values.size(), 5.0f));
+            simt::launch(add_up, {.name = "add_up", .grid = {blocks}, .block = {128}, .smem = sizeof(Landing), .exec = &exec}, rounds,
+                         packed_view<const float, 2>("X", x.data(), {4, n}), packed_view<float, 2>("Y", y.data(), {4, n}));
+            const std::vector<float> sums = y.get();
+            for (std::size_t e = 0; e < values.size(); ++e)
+                ASSERT_EQ(sums[e], 5.0f + blocks * rounds * (values[e] + 1)) << "element " << e << " of " << n;
+            bytes += 4ll * n * 4 * blocks;
+        }
+    if (!SIMT_EMULATED) return;
+    EXPECT_EQ(static_cast<long long>(ledger.row("Y").read.requested), 2 * bytes);
+    EXPECT_EQ(static_cast<long long>(ledger.row("Y").written.requested), 2 * bytes);
+}
+
 TEST_F(HopperTma, TwoDimensions) {
     for (const Swizzle swizzle : {Swizzle::none, Swizzle::bytes_32, Swizzle::bytes_64, Swizzle::bytes_128}) {
         const int row = swizzle == Swizzle::none ? 24 : ptx::span_of(swizzle) / 2;

@@ -1,4 +1,5 @@
 // What the emulator says of wrong uses of Hopper's wrappers, and what it counts of TMA. CPU build only.
+#include "ptx/acquire_release.hpp"
 #include "ptx/barrier.hpp"
 #include "ptx/cluster.hpp"
 #include "ptx/cp_async_bulk.hpp"
@@ -227,7 +228,7 @@ TEST(HopperMisuse, LoadToAnUnalignedPlace) {
             set_up();
             if (me() == 0) ptx::cp_async_bulk_tensor_load(smem().slot[0] + 128, map, {0, 0}, smem().full[0]);
         },
-        "TMA load: a box of 8192 bytes to shared memory\\(128\\): multiples of 1024");
+        "TMA load: a box of 8192 bytes at shared memory\\(128\\): multiples of 1024");
 }
 
 TEST(HopperMisuse, LoadOverARunningLoad) {
@@ -365,6 +366,83 @@ TEST(HopperMisuse, StoreThatNobodyWaitsFor) {
             ptx::cp_async_bulk_wait<0>();  // nothing was committed
         },
         pattern, 1);
+}
+
+// ---------------------------------------------------------------- bulk reductions
+
+/// A kernel over floats, all of them 1.
+template <class E>
+void expect_told_of_floats(void (*kernel)(simt::TensorView<float, 1>), const std::string& pattern) {
+    constexpr int count = 64;
+    for (const Schedule schedule : kSchedules) {
+        std::vector<float> storage(static_cast<std::size_t>(count) + 4, 1.0f);
+        auto* const data = reinterpret_cast<float*>((reinterpret_cast<std::uintptr_t>(storage.data()) + 15) / 16 * 16);
+        simt::Execution exec;
+        exec.schedule = schedule;
+        try {
+            simt::launch(kernel, {.name = "misuse", .grid = {1}, .block = {128}, .smem = sizeof(Smem), .exec = &exec},
+                         simt::packed_view<float, 1>("F", data, {count}));
+            ADD_FAILURE() << "nothing was noticed";
+        } catch (const E& error) {
+            EXPECT_TRUE(std::regex_search(error.what(), std::regex(pattern))) << error.what();
+        }
+    }
+}
+float* floats(int slot) { return reinterpret_cast<float*>(smem().slot[slot]); }
+
+TEST(HopperMisuse, BulkReductionOfUnalignedMemory) {
+    expect_told_of_floats<Error>([](simt::TensorView<float, 1> F) { ptx::cp_reduce_async_bulk_add(&F(2), floats(0), 8); },
+                                 "TMA store: 32 bytes of F, at address modulo 16 = 8: multiples of 16 bytes are accepted, by thread 0");
+    expect_told_of_floats<Error>([](simt::TensorView<float, 1> F) { ptx::cp_reduce_async_bulk_add(&F(0), floats(0) + 1, 8); },
+                                 "TMA store: a box of 32 bytes at shared memory\\(4\\): multiples of 16 within");
+    expect_told_of_floats<Error>([](simt::TensorView<float, 1> F) { ptx::cp_reduce_async_bulk_add(&F(0), floats(0), 6); },
+                                 "TMA store: 24 bytes of F, at address modulo 16 = 0: multiples of 16 bytes are accepted");
+}
+
+TEST(HopperMisuse, BulkReductionPastTheEnd) {
+    expect_told_of_floats<Error>([](simt::TensorView<float, 1> F) { ptx::cp_reduce_async_bulk_add(&F(0), floats(0), 68); },
+                                 "out of bounds: 68 elements at once from F, of whose row 64 are left");
+}
+
+TEST(HopperMisuse, BulkReductionWithoutTheProxyFence) {
+    expect_told_of_floats<Error>(
+        [](simt::TensorView<float, 1> F) {
+            fill(0);
+            __syncthreads();
+            if (me() != 64) return;
+            ptx::cp_reduce_async_bulk_add(&F(0), floats(0), 64);
+            ptx::cp_async_bulk_commit();
+            ptx::cp_async_bulk_wait<0>();
+        },
+        "TMA store in misuse: thread 64 .* wrote with ordinary stores, and no fence_proxy_async\\(\\) lies between");
+}
+
+TEST(HopperMisuse, SourceOfABulkReductionOverwritten) {
+    expect_told_of_floats<Error>(
+        [](simt::TensorView<float, 1> F) {
+            fill(0);
+            ptx::fence_proxy_async();
+            __syncthreads();
+            if (me() == 0) {
+                ptx::cp_reduce_async_bulk_add(&F(0), floats(0), 64);
+                ptx::cp_async_bulk_commit();
+                simt::store_shared_4(floats(0), 0);
+            }
+        },
+        "4-byte store in misuse: thread 0 .* writes shared memory\\(0\\) while a wgmma or a store by TMA has yet to read it");
+}
+
+TEST(HopperMisuse, BulkReductionIntoWhatIsOnlyRead) {
+    std::vector<float> storage(68, 1.0f);
+    const auto* const data = reinterpret_cast<float*>((reinterpret_cast<std::uintptr_t>(storage.data()) + 15) / 16 * 16);
+    const auto kernel = +[](simt::TensorView<const float, 1> F) { ptx::cp_reduce_async_bulk_add(&F(0), floats(0), 64); };
+    try {
+        simt::launch(kernel, {.name = "misuse", .grid = {1}, .block = {1}, .smem = sizeof(Smem)},
+                     simt::packed_view<const float, 1>("F", data, {64}));
+        ADD_FAILURE() << "nothing was noticed";
+    } catch (const Error& error) {
+        EXPECT_NE(std::string(error.what()).find("of a tensor that is only read"), std::string::npos) << error.what();
+    }
 }
 
 // ---------------------------------------------------------------- wgmma
@@ -667,6 +745,33 @@ TEST(HopperMisuse, BlocksOutsideOfTheCluster) {
 
 TEST(HopperMisuse, ClusterOfTooManyBlocks) {
     EXPECT_THROW(run([](TensorMap) {}, Schedule::round_robin, 32, 9), Error);
+}
+
+// ---------------------------------------------------------------- other blocks of the grid
+
+/// Block 0 waits for a turn that only block 1 gives, whether there is one worker or more.
+TEST(HopperMisuse, WaitForALaterBlock) {
+    const auto kernel = +[](simt::TensorView<std::uint32_t, 1> turn) {
+        if (blockIdx.x == 0)
+            ptx::wait_acquire(&turn(0), 1);
+        else if (blockIdx.x == 1)
+            ptx::wait_acquire(&turn(0), 2);  // so that it cannot come to an end before block 0
+    };
+    for (const unsigned workers : {1u, 2u}) {
+        std::uint32_t turn = 0;
+        simt::Execution exec;
+        exec.workers = workers;
+        try {
+            simt::launch(kernel, {.name = "misuse", .grid = {2}, .block = {1}, .exec = &exec},
+                         simt::packed_view<std::uint32_t, 1>("turn", &turn, {1}));
+            ADD_FAILURE() << "nothing was noticed";
+        } catch (const Deadlock& error) {
+            const std::regex told(
+                "deadlock in misuse: thread 0 of block \\(0,0,0\\) waits for turn to become 1, it is 0, and all blocks that began before "
+                "have ended");
+            EXPECT_TRUE(std::regex_search(error.what(), told)) << error.what();
+        }
+    }
 }
 
 // ---------------------------------------------------------------- the ledger

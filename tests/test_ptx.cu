@@ -1,5 +1,6 @@
 // The PTX wrappers, element by element: on a GPU they are what the PTX manual says that the fragments hold, in emulation what the
 // workbook makes of it. Both must pass.
+#include "ptx/acquire_release.hpp"
 #include "ptx/cp_async.hpp"
 #include "ptx/ex2.hpp"
 #include "ptx/ldmatrix.hpp"
@@ -312,6 +313,29 @@ TEST(Red, AddsFourAtATime) {
             const float want[4] = {10 * threads, 10 * numbers, 2 * 45 * threads, -30 * threads};
             for (int e = 0; e < 4; ++e) EXPECT_EQ(seen[16 * row + 4 * group + e], 0.5f + want[e]) << row << ", " << group << ", " << e;
         }
+}
+
+// ---------------------------------------------------------------- ld.acquire, red.release
+
+/// Each block changes X after those before it have.
+__global__ void in_order(TensorView<std::uint32_t, 1> turn, TensorView<std::uint32_t, 1> X) {  // (1), (32)
+    const std::uint32_t mine = blockIdx.x + gridDim.x * blockIdx.y, lane = threadIdx.x;
+    if (lane == 0) ptx::wait_acquire(&turn(0), mine);
+    __syncwarp();  // for all lanes
+    X(lane) = 3 * X(lane) + mine;
+    __syncwarp();  // of all lanes
+    if (lane == 0) ptx::red_release_add(&turn(0), 1);
+}
+
+TEST(AcquireRelease, BlocksInOrder) {
+    constexpr int kColumns = 40, kRows = 5;
+    const DeviceData<std::uint32_t> turn(std::vector<std::uint32_t>(1, 0)), x(std::vector<std::uint32_t>(32, 1));
+    simt::launch(in_order, {.name = "in_order", .grid = {kColumns, kRows}, .block = {32}},
+                 packed_view<std::uint32_t, 1>("turn", turn.data(), {1}), packed_view<std::uint32_t, 1>("X", x.data(), {32}));
+    std::uint32_t want = 1;
+    for (std::uint32_t block = 0; block < kColumns * kRows; ++block) want = 3 * want + block;
+    EXPECT_EQ(turn.get()[0], std::uint32_t{kColumns * kRows});
+    for (const std::uint32_t seen : x.get()) EXPECT_EQ(seen, want);
 }
 
 // ---------------------------------------------------------------- ex2

@@ -273,6 +273,30 @@ Movement tensor_core_backward_movement(const Problem& problem, const Tiles& tile
                       {"dV", 0, kv}}}};
 }
 
+Movement bulk_backward_movement(const Problem& problem, const Tiles& tiles, bool ordered) {
+    Movement movement = tensor_core_backward_movement(problem, tiles);
+    const long long padded_seq = (problem.seq + tiles.Br - 1LL) / tiles.Br * tiles.Br, heads = problem.batch * problem.heads;
+    const long long past_the_end = problem.seq % 2 * problem.head_dim * f32_bytes * heads;
+    const long long counters = padded_seq / tiles.Br * heads * 4 * 4, visits = visited_rows(problem, tiles, padded_seq) / tiles.Br * 4 * 4;
+    for (Traffic* traffic : {&movement.requested, &movement.dram}) {
+        auto& tensors = traffic->tensors;
+        const auto named = [&](const char* name) {
+            return std::find_if(tensors.begin(), tensors.end(), [&](const TensorTraffic& t) { return t.tensor == name; });
+        };
+        const auto lse = named("LSE2"), d = named("D");
+        *lse = {"LSE_D", lse->read + d->read, lse->written + d->written};
+        tensors.erase(d);
+        const auto sums = named("dQ_acc");
+        sums->read += past_the_end;
+        if (!ordered) continue;
+        if (traffic == &movement.requested)
+            tensors.insert(sums + 1, {"dQ_turn", 2 * visits, visits + counters});
+        else
+            tensors.insert(sums + 1, {"dQ_turn", counters, 2 * counters});
+    }
+    return movement;
+}
+
 Traffic compulsory_traffic(const Problem& problem) {
     check(problem);
     const Sizes n(problem);

@@ -105,6 +105,12 @@ Movement recompute_backward_movement(const Problem& problem, const Tiles& tiles,
 /// @throws InvalidArgument also when Br < 1 or Bc < 1
 Movement tensor_core_backward_movement(const Problem& problem, const Tiles& tiles);
 
+/// Stage 06's backward: as tensor_core_backward_movement(), with LSE2 and D in one tensor, LSE_D, and rows of dQ_acc read in pairs at the
+/// end; Br is even. `ordered`: for each block of queries four counters of 4 bytes, dQ_turn, are set to zero, and at each visit read once to
+/// wait for a value (a GPU asks more often), and added to.
+/// @throws InvalidArgument also when Br < 1 or Bc < 1
+Movement bulk_backward_movement(const Problem& problem, const Tiles& tiles, bool ordered);
+
 /// The fewest bytes any exact attention moves: Q, K, V read once, O and LSE written once.
 Traffic compulsory_traffic(const Problem& problem);
 

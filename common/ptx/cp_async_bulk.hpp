@@ -1,5 +1,6 @@
 /// @file
 /// cp.async.bulk.tensor: one thread has the TMA unit move a box of a tensor between global and shared memory.
+/// cp.reduce.async.bulk: it adds a contiguous stretch of memory, which needs no map.
 #pragma once
 
 #include "ptx/mbarrier.hpp"
@@ -136,6 +137,22 @@ SIMT_DEVICE void cp_async_bulk_tensor_store(const TensorMap& map, const int (&at
 #undef PTX_AT_4
 #undef PTX_AT_5
 #endif
+
+/// Starts the addition of `count` floats in shared memory to as many neighbours in global memory, each addition atomic by itself, in no
+/// defined order among others. `to` is &view(...) of the first; it and the row's remainder hold all. Both places, and the bytes, are
+/// multiples of 16. The rest is as for stores of boxes.
+///
+/// In emulation it counts as a read and a write.
+template <class Address>
+SIMT_DEVICE void cp_reduce_async_bulk_add(Address to, const float* from, int count) {
+#if SIMT_EMULATED
+    simt::cpu::block().start_bulk_store(to.stretch(count), {}, from, true);
+#else
+    asm volatile("cp.reduce.async.bulk.global.shared::cta.bulk_group.add.f32 [%0], [%1], %2;" ::"l"(to), "r"(shared_address(from)),
+                 "r"(count * static_cast<int>(sizeof(float)))
+                 : "memory");
+#endif
+}
 
 /// Makes a group of the stores that this thread started since the last commit.
 SIMT_DEVICE void cp_async_bulk_commit() {

@@ -16,4 +16,11 @@ SIMT_DEVICE void fence_proxy_async() {
 #endif
 }
 
+/// The same of global memory: also after a wait for what another block did there, before TMA goes there.
+SIMT_DEVICE void fence_proxy_async_global() {
+#if !SIMT_EMULATED
+    asm volatile("fence.proxy.async.global;" ::: "memory");
+#endif
+}
+
 }  // namespace ptx

@@ -34,9 +34,12 @@ SIMT_DEVICE float2 unpack(std::uint32_t bits) {
         memcpy(static_cast<void*>(&pair), &bits, sizeof bits);
         return __half22float2(pair);
     } else {
-        __nv_bfloat162 pair;
-        memcpy(static_cast<void*>(&pair), &bits, sizeof bits);
-        return __bfloat1622float2(pair);
+        // A bfloat16 is the upper half of a float. CUDA's own conversion keeps the halves in registers of 16 bits first.
+        const std::uint32_t low = bits << 16, high = bits & 0xffff0000u;
+        float2 pair;
+        memcpy(&pair.x, &low, sizeof low);
+        memcpy(&pair.y, &high, sizeof high);
+        return pair;
     }
 }
 

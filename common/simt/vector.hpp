@@ -32,13 +32,15 @@ SIMT_DEVICE void store_global_16(Address to, const uint4& value) {
 #endif
 }
 
-/// Reads 16 aligned bytes of shared memory.
-[[gnu::always_inline]] SIMT_DEVICE uint4 load_shared_16(const void* from) {
+/// Reads 16 aligned bytes of shared memory, as uint4 or float4.
+template <class V = uint4>
+[[gnu::always_inline]] SIMT_DEVICE V load_shared_16(const void* from) {
+    static_assert(sizeof(V) == 16);
 #if SIMT_EMULATED
     cpu::block().charge_shared(SharedAccess::vector_load, from, 16);
     cpu::block().read_shared_vector("16-byte load", from, 16);
 #endif
-    return *static_cast<const uint4*>(from);
+    return *static_cast<const V*>(from);
 }
 
 /// Reads two floats, 8 aligned bytes, of shared memory.
@@ -50,13 +52,15 @@ SIMT_DEVICE void store_global_16(Address to, const uint4& value) {
     return *reinterpret_cast<const float2*>(from);
 }
 
-/// Writes 16 aligned bytes to shared memory.
-[[gnu::always_inline]] SIMT_DEVICE void store_shared_16(void* to, const uint4& value) {
+/// Writes 16 aligned bytes to shared memory, a uint4 or float4.
+template <class V>
+[[gnu::always_inline]] SIMT_DEVICE void store_shared_16(void* to, const V& value) {
+    static_assert(sizeof(V) == 16);
 #if SIMT_EMULATED
     cpu::block().charge_shared(SharedAccess::vector_store, to, 16);
     cpu::block().write_shared_vector("16-byte store", to, 16);
 #endif
-    *static_cast<uint4*>(to) = value;
+    *static_cast<V*>(to) = value;
 }
 
 /// Reads 4 aligned bytes of shared memory.

@@ -39,13 +39,30 @@ public:
     /// Checks and charges an access to `count` elements from here on in the row, and yields the plain pointer.
     [[gnu::always_inline]] T* read(int count) const { return access(count, false); }
     [[gnu::always_inline]] T* write(int count) const { return access(count, true); }
+    /// Checks `count` elements from here on in the row, and yields them as what a bulk copy moves: it charges them when they move.
+    TensorMap stretch(int count) const {
+        check(count);
+        TensorMap map;
+        map.base = const_cast<char*>(reinterpret_cast<const char*>(at_));
+        map.rank = 1;
+        map.element = sizeof(T);
+        map.tensor = tensor_;
+        map.writable = !std::is_const_v<T>;
+        map.extent[0] = map.box[0] = count;
+        return map;
+    }
+
+    std::string tensor() const { return tensor_name(tensor_); }
 
 private:
-    // Inlined into the kernel, so that the return address of charge_here() is the place in the kernel.
-    [[gnu::always_inline]] T* access(int count, bool write) const {
+    void check(int count) const {
         if (count < 1 || count > left_)
             throw Error("out of bounds: " + std::to_string(count) + " elements at once from " + tensor_name(tensor_) + ", of whose row " +
                         std::to_string(left_) + " are left, by " + block().whereabouts());
+    }
+    // Inlined into the kernel, so that the return address of charge_here() is the place in the kernel.
+    [[gnu::always_inline]] T* access(int count, bool write) const {
+        check(count);
         if (block().launch().counting) charge_here(tensor_, write, at_, static_cast<std::size_t>(count) * sizeof(T));
         return at_;
     }

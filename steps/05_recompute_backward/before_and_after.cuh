@@ -3,6 +3,7 @@
 #pragma once
 
 #include "05_recompute_backward/tensor_core.cuh"
+#include "attention/row_sum.hpp"
 
 namespace step05 {
 
@@ -22,22 +23,11 @@ __global__ __launch_bounds__(kRowThreads) void prepare(TensorView<const T, 4> O,
                                                        TensorView<float, 4> dQ_acc) {   // (B, Hq, ceil(Nq / Br), Br D)
     constexpr int D = Shape::D, Br = Shape::Br, kLanes = D / 8;
     const int i = blockIdx.x * kRowsOfBlock<D> + threadIdx.x / kLanes, c = threadIdx.x % kLanes * 8, h = blockIdx.y, b = blockIdx.z;
-    const bool exists = i < O.extent(2);
-    float sum = 0.0f;
-    if (exists) {
-        const uint4 o = simt::load_global_16(&O(b, h, i, c)), g = simt::load_global_16(&dO(b, h, i, c));
-        const std::uint32_t left[] = {o.x, o.y, o.z, o.w}, right[] = {g.x, g.y, g.z, g.w};
-#pragma unroll
-        for (int e = 0; e < 4; ++e) {
-            const float2 x = ptx::unpack<T>(left[e]), y = ptx::unpack<T>(right[e]);
-            sum += x.x * y.x + x.y * y.y;
-        }
-    }
-    sum = simt::warp_sum<kLanes>(sum);
+    const float sum = workbook::row_sum<D>(O(b, h), dO(b, h), i, c);
     if (i >= LSE2.extent(2)) return;
     for (const int e : {c / 2, c / 2 + D / 2}) simt::store_global_16(&dQ_acc(b, h, i / Br, i % Br * D + e), uint4{});
     if (c != 0) return;
-    const float lse = exists ? static_cast<float>(LSE(b, h, i)) : -INFINITY;
+    const float lse = i < O.extent(2) ? static_cast<float>(LSE(b, h, i)) : -INFINITY;
     LSE2(b, h, i) = lse == -INFINITY ? INFINITY : 1.4426950408889634f * lse;
     D3(b, h, i) = sum;
 }

@@ -99,6 +99,7 @@ const Stage& stage() {
         .variants = {{"06a", "tma_wgmma", tma_wgmma_refuses, forward_tma_wgmma, tma_wgmma_moves, no_workspace, tensor_16bit},
                      {"06b", "pingpong", pingpong_refuses, forward_pingpong, pingpong_moves, no_workspace, tensor_16bit},
                      vote_first_variant()},
+        .backward = backward_variants(forward_pingpong),
     };
     return the_stage;
 }

@@ -3,94 +3,107 @@
 #include <regex>
 
 // Each wrong kernel is a stage in a namespace of its own: see CMakeLists.txt beside this file for the mistakes.
-#define WRONG_KERNELS(X)                \
-    X(scale_forgotten)                  \
-    X(maximum_not_subtracted)           \
-    X(one_tile_of_keys_missing)         \
-    X(no_rescale)                       \
-    X(rescale_of_l_only)                \
-    X(maximum_starts_at_zero)           \
-    X(lse_without_maximum)              \
-    X(lse_in_log2)                      \
-    X(mask_one_key_too_many)            \
-    X(mask_one_key_too_few)             \
-    X(top_left_causal)                  \
-    X(kv_head_modulo)                   \
-    X(kv_head_of_query)                 \
-    X(minus_infinity_minus_infinity)    \
-    X(division_forgotten)               \
-    X(last_rows_forgotten)              \
-    X(tail_not_masked)                  \
-    X(no_barrier_after_loading)         \
-    X(no_barrier_before_softmax)        \
-    X(no_barrier_before_reuse)          \
-    X(past_not_rescaled)                \
-    X(barrier_in_a_branch)              \
-    X(wait_missing)                     \
-    X(wait_too_weak)                    \
-    X(no_barrier_in_the_ring)           \
-    X(copies_before_the_barrier)        \
-    X(ring_of_one_slot)                 \
-    X(fragments_swapped)                \
-    X(values_not_transposed)            \
-    X(swizzle_ignored)                  \
-    X(lanes_decide_alone)               \
-    X(maximum_of_the_first_block)       \
-    X(sign_of_scale_forgotten)          \
-    X(last_block_skipped)               \
-    X(diagonal_block_unmasked)          \
-    X(tail_block_unmasked)              \
-    X(d_omitted)                        \
-    X(d_omitted_in_standard)            \
-    X(dq_not_scaled)                    \
-    X(dq_scaled_twice)                  \
-    X(dk_not_scaled)                    \
-    X(dk_scaled_twice)                  \
-    X(mask_forgotten_in_backward)       \
-    X(tail_not_masked_in_backward)      \
-    X(lse_read_in_log2)                 \
-    X(lse_not_in_log2)                  \
-    X(accumulator_not_zeroed)           \
-    X(heads_overwritten)                \
-    X(first_block_of_queries_skipped)   \
-    X(no_barrier_before_ds)             \
-    X(no_barrier_before_next_queries)   \
-    X(tc_wait_missing)                  \
-    X(tc_no_barrier_in_the_ring)        \
-    X(tc_no_barrier_before_dq)          \
-    X(tc_sums_not_zeroed)               \
-    X(tc_d_omitted)                     \
-    X(tc_dk_not_scaled)                 \
-    X(tc_rows_that_see_nothing)         \
-    X(tc_tail_not_masked)               \
-    X(tc_mask_too_short)                \
-    X(tc_columns_in_order)              \
-    X(tc_own_queries_only)              \
-    X(barriers_not_announced)           \
-    X(keys_not_awaited)                 \
-    X(values_not_awaited)               \
-    X(slot_not_awaited)                 \
-    X(slot_never_released)              \
-    X(slot_released_too_early)          \
-    X(slot_released_by_all_warps)       \
-    X(phase_forgotten)                  \
-    X(half_of_a_tile_announced)         \
-    X(scores_not_awaited)               \
-    X(no_fence_before_wgmma)            \
-    X(no_proxy_fence)                   \
-    X(no_barrier_before_the_store)      \
-    X(store_not_awaited)                \
-    X(rows_of_values_half_as_far_apart) \
-    X(output_not_swizzled)              \
-    X(nobody_begins)                    \
-    X(turns_of_three)                   \
-    X(turn_of_one_alone)                \
-    X(registers_not_given)              \
-    X(slot_released_by_one)             \
-    X(slot_released_before_the_wait)    \
-    X(scores_awaited_too_weakly)        \
-    X(output_not_rescaled)              \
-    X(rescaled_under_the_product)
+#define WRONG_KERNELS(X)                  \
+    X(scale_forgotten)                    \
+    X(maximum_not_subtracted)             \
+    X(one_tile_of_keys_missing)           \
+    X(no_rescale)                         \
+    X(rescale_of_l_only)                  \
+    X(maximum_starts_at_zero)             \
+    X(lse_without_maximum)                \
+    X(lse_in_log2)                        \
+    X(mask_one_key_too_many)              \
+    X(mask_one_key_too_few)               \
+    X(top_left_causal)                    \
+    X(kv_head_modulo)                     \
+    X(kv_head_of_query)                   \
+    X(minus_infinity_minus_infinity)      \
+    X(division_forgotten)                 \
+    X(last_rows_forgotten)                \
+    X(tail_not_masked)                    \
+    X(no_barrier_after_loading)           \
+    X(no_barrier_before_softmax)          \
+    X(no_barrier_before_reuse)            \
+    X(past_not_rescaled)                  \
+    X(barrier_in_a_branch)                \
+    X(wait_missing)                       \
+    X(wait_too_weak)                      \
+    X(no_barrier_in_the_ring)             \
+    X(copies_before_the_barrier)          \
+    X(ring_of_one_slot)                   \
+    X(fragments_swapped)                  \
+    X(values_not_transposed)              \
+    X(swizzle_ignored)                    \
+    X(lanes_decide_alone)                 \
+    X(maximum_of_the_first_block)         \
+    X(sign_of_scale_forgotten)            \
+    X(last_block_skipped)                 \
+    X(diagonal_block_unmasked)            \
+    X(tail_block_unmasked)                \
+    X(d_omitted)                          \
+    X(d_omitted_in_standard)              \
+    X(dq_not_scaled)                      \
+    X(dq_scaled_twice)                    \
+    X(dk_not_scaled)                      \
+    X(dk_scaled_twice)                    \
+    X(mask_forgotten_in_backward)         \
+    X(tail_not_masked_in_backward)        \
+    X(lse_read_in_log2)                   \
+    X(lse_not_in_log2)                    \
+    X(accumulator_not_zeroed)             \
+    X(heads_overwritten)                  \
+    X(first_block_of_queries_skipped)     \
+    X(no_barrier_before_ds)               \
+    X(no_barrier_before_next_queries)     \
+    X(tc_wait_missing)                    \
+    X(tc_no_barrier_in_the_ring)          \
+    X(tc_no_barrier_before_dq)            \
+    X(tc_sums_not_zeroed)                 \
+    X(tc_d_omitted)                       \
+    X(tc_dk_not_scaled)                   \
+    X(tc_rows_that_see_nothing)           \
+    X(tc_tail_not_masked)                 \
+    X(tc_mask_too_short)                  \
+    X(tc_columns_in_order)                \
+    X(tc_own_queries_only)                \
+    X(barriers_not_announced)             \
+    X(keys_not_awaited)                   \
+    X(values_not_awaited)                 \
+    X(slot_not_awaited)                   \
+    X(slot_never_released)                \
+    X(slot_released_too_early)            \
+    X(slot_released_by_all_warps)         \
+    X(phase_forgotten)                    \
+    X(half_of_a_tile_announced)           \
+    X(scores_not_awaited)                 \
+    X(no_fence_before_wgmma)              \
+    X(no_proxy_fence)                     \
+    X(no_barrier_before_the_store)        \
+    X(store_not_awaited)                  \
+    X(rows_of_values_half_as_far_apart)   \
+    X(output_not_swizzled)                \
+    X(nobody_begins)                      \
+    X(turns_of_three)                     \
+    X(turn_of_one_alone)                  \
+    X(registers_not_given)                \
+    X(slot_released_by_one)               \
+    X(slot_released_before_the_wait)      \
+    X(scores_awaited_too_weakly)          \
+    X(output_not_rescaled)                \
+    X(rescaled_under_the_product)         \
+    X(sums_of_dq_not_zeroed)              \
+    X(keys_past_the_end)                  \
+    X(rows_that_see_nothing)              \
+    X(no_proxy_fence_before_the_addition) \
+    X(no_proxy_fence_before_dq)           \
+    X(addition_not_awaited)               \
+    X(ds_not_awaited)                     \
+    X(ds_overwritten)                     \
+    X(queries_released_too_early)         \
+    X(statistics_not_announced)           \
+    X(ds_product_of_one_warpgroup)        \
+    X(scores_not_shared_in_time)          \
+    X(turn_not_passed_on)
 
 #define DECLARE(name)               \
     namespace name {                \
@@ -343,7 +356,8 @@ TEST(WrongKernels, BarriersOfTheBackwardPass) {
 
 // ---- 05c: the stages below were made with their tensor-core kernel in float16 only, so O and LSE come from the reference ----
 
-void expect_told_of_05c(const Stage& stage, const Problem& problem, const std::string& pattern) {
+/// Under every schedule.
+void expect_told_with_given_forward(const Stage& stage, const std::string& id, const Problem& problem, const std::string& pattern) {
     BackwardTestCase test(problem);
     const ReferenceRows& want = test.setup.want;
     test.backward.forward =
@@ -351,9 +365,12 @@ void expect_told_of_05c(const Stage& stage, const Problem& problem, const std::s
     for (const simt::Schedule schedule : {simt::Schedule::round_robin, simt::Schedule::lowest_first, simt::Schedule::highest_first}) {
         test.options.schedule = schedule;
         SCOPED_TRACE(name(schedule));
-        const std::string text = told(stage, "05c", test);
+        const std::string text = told(stage, id, test);
         EXPECT_TRUE(std::regex_search(text, std::regex(pattern, std::regex::icase))) << text;
     }
+}
+void expect_told_of_05c(const Stage& stage, const Problem& problem, const std::string& pattern) {
+    expect_told_with_given_forward(stage, "05c", problem, pattern);
 }
 
 TEST(WrongKernels, Wait05c) { expect_told_of_05c(tc_wait_missing::stage(), half(), "ldmatrix.x4 in tensor_core: .* still under way"); }
@@ -507,6 +524,65 @@ TEST(WrongKernels, MissingBarriersShowUnderEverySchedule) {
         EXPECT_NE(told(no_barrier_before_softmax::stage(), test), "ok");
         EXPECT_NE(told(no_barrier_before_reuse::stage(), test), "ok");
     }
+}
+
+// ---- 06e ----
+
+/// Five blocks of queries, the last one ragged, for two heads that share keys: each slot is used several times.
+Problem ten_turns(bool causal = false) {
+    return {.batch = 1, .heads = 2, .kv_heads = 1, .seq = 300, .kv_seq = 200, .head_dim = 64, .dtype = DType::f16, .causal = causal};
+}
+void expect_told_of_06e(const Stage& stage, const std::string& pattern, const Problem& problem = ten_turns()) {
+    expect_told_with_given_forward(stage, "06e", problem, pattern);
+}
+
+TEST(WrongKernels, SumsOfDqNotZeroed) {
+    expect_told_of_06e(sums_of_dq_not_zeroed::stage(), "dQ is added to memory that was not set to zero");
+}
+TEST(WrongKernels, KeysPastTheEnd) {
+    Problem p = ten_turns();
+    p.kv_seq = 2;
+    p.softmax_scale = 16.0f;  // LSE far below zero: 2^-LSE of a key that is not there is infinite
+    expect_told_of_06e(keys_past_the_end::stage(), "NaN|infinite", p);
+}
+TEST(WrongKernels, RowsThatSeeNothing06e) { expect_told_of_06e(rows_that_see_nothing::stage(), "NaN|infinite", ten_turns(true)); }
+TEST(WrongKernels, NoProxyFenceBeforeTheAddition) {
+    expect_told_of_06e(no_proxy_fence_before_the_addition::stage(), "TMA store in backward: .* no fence_proxy_async\\(\\) lies between");
+}
+TEST(WrongKernels, NoProxyFenceBeforeDq) {
+    expect_told_of_06e(no_proxy_fence_before_dq::stage(), "wgmma in backward: .* no fence_proxy_async\\(\\)");
+}
+TEST(WrongKernels, AdditionNotAwaited) {
+    expect_told_of_06e(addition_not_awaited::stage(),
+                       "16-byte store in backward: .* while a wgmma or a store by TMA has yet to read it: is a wait missing");
+}
+TEST(WrongKernels, DsNotAwaited) { expect_told_of_06e(ds_not_awaited::stage(), "race in backward|NaN|never|wgmma in backward"); }
+TEST(WrongKernels, DsOverwritten) {
+    expect_told_of_06e(ds_overwritten::stage(), "barrier ds_empty\\[0\\] completes phase 1 and nobody has waited for the phase before it");
+}
+TEST(WrongKernels, QueriesReleasedTooEarly) {
+    Problem p = ten_turns();
+    p.kv_seq = 130;
+    p.head_dim = 128;  // at 64 the loader looks at dS as well
+    expect_told_of_06e(queries_released_too_early::stage(), "TMA load in backward: .* while a wgmma or a store by TMA has yet to read it",
+                       p);
+}
+TEST(WrongKernels, StatisticsNotAnnounced) {
+    expect_told_of_06e(statistics_not_announced::stage(),
+                       "16-byte load in backward: .* while the TMA load that thread 384 started to it is still under way");
+}
+TEST(WrongKernels, DsProductOfOneWarpgroup) { expect_told_of_06e(ds_product_of_one_warpgroup::stage(), "dQ is wrong"); }
+TEST(WrongKernels, ScoresNotSharedInTime) {
+    Problem p = ten_turns();
+    p.seq = 130;
+    p.kv_seq = 70;
+    p.head_dim = 256;
+    expect_told_of_06e(scores_not_shared_in_time::stage(), "race in backward: .* reads shared memory", p);
+}
+TEST(WrongKernels, TurnNotPassedOn) {
+    expect_told_with_given_forward(
+        turn_not_passed_on::stage(), "06e-det", ten_turns(),
+        "deadlock in backward: .* waits for dQ_turn to become 1, it is 0, and all blocks that began before have");
 }
 
 }  // namespace

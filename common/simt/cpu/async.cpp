@@ -3,12 +3,15 @@
 
 #include "simt/convert.hpp"
 #include "simt/cpu/cluster.hpp"
+#include "simt/cpu/grid.hpp"
 
 #include <cuda_fp8.h>
 
+#include <atomic>
 #include <bit>
 #include <cstring>
 #include <memory>
+#include <thread>
 #include <utility>
 
 namespace simt::cpu {
@@ -227,13 +230,23 @@ void Block::charge_box(const TensorMap& map, const std::array<int, 5>& at, bool 
     traced_before_ = traced_.size();
 }
 
-void Block::start_bulk_load(const TensorMap& map, const std::array<int, 5>& at, void* to, MbarrierHandle* barrier, unsigned mask) {
-    const std::size_t bytes = map.box_bytes();
-    const std::size_t offset = shared_offset("TMA load", to, 1), align = map.span ? static_cast<std::size_t>(map.span) * 8 : 128;
+std::size_t Block::bulk_offset(const char* operation, const TensorMap& map, const void* shared) const {
+    const std::size_t bytes = map.box_bytes(), offset = shared_offset(operation, shared, 1);
+    const std::size_t align = map.span ? static_cast<std::size_t>(map.span) * 8 : map.rank > 1 ? 128 : 16;
     if (offset % align || offset + bytes > shared_bytes())
-        throw Error("TMA load: a box of " + std::to_string(bytes) + " bytes to shared memory(" + std::to_string(offset) +
+        throw Error(std::string(operation) + ": a box of " + std::to_string(bytes) + " bytes at shared memory(" + std::to_string(offset) +
                     "): multiples of " + std::to_string(align) + " within " + std::to_string(shared_bytes()) + " bytes are accepted, by " +
                     whereabouts());
+    if (map.rank == 1 && (bytes % kChunk || reinterpret_cast<std::uintptr_t>(map.base) % kChunk))
+        throw Error(std::string(operation) + ": " + std::to_string(bytes) + " bytes of " + tensor_name(map.tensor) +
+                    ", at address modulo " + std::to_string(kChunk) + " = " +
+                    std::to_string(reinterpret_cast<std::uintptr_t>(map.base) % kChunk) + ": multiples of 16 bytes are accepted, by " +
+                    whereabouts());
+    return offset;
+}
+
+void Block::start_bulk_load(const TensorMap& map, const std::array<int, 5>& at, void* to, MbarrierHandle* barrier, unsigned mask) {
+    const std::size_t bytes = map.box_bytes(), offset = bulk_offset("TMA load", map, to);
     if (!mask || mask >> cluster_.size())
         throw Error("TMA load: multicast to blocks " + std::to_string(mask) + " (mask) of a cluster of " + std::to_string(cluster_.size()) +
                     ", by " + whereabouts());
@@ -276,17 +289,12 @@ void Block::land(BulkCopy& load) {
     complete_if_full(*load.barrier);
 }
 
-void Block::start_bulk_store(const TensorMap& map, const std::array<int, 5>& at, const void* from) {
-    const std::size_t bytes = map.box_bytes();
-    const std::size_t offset = shared_offset("TMA store", from, 1), align = map.span ? static_cast<std::size_t>(map.span) * 8 : 128;
-    if (offset % align || offset + bytes > shared_bytes())
-        throw Error("TMA store: a box of " + std::to_string(bytes) + " bytes from shared memory(" + std::to_string(offset) +
-                    "): multiples of " + std::to_string(align) + " within " + std::to_string(shared_bytes()) + " bytes are accepted, by " +
-                    whereabouts());
+void Block::start_bulk_store(const TensorMap& map, const std::array<int, 5>& at, const void* from, bool adds) {
+    const std::size_t bytes = map.box_bytes(), offset = bulk_offset("TMA store", map, from);
     if (!map.writable) throw Error("TMA store: the tensor map is of a tensor that is only read, by " + whereabouts());
     check_async_read("TMA store", offset, bytes);
     for (std::size_t word = offset; word < offset + bytes; word += kWord) ++shadow_[word].async_readers;
-    self_->async().open_stores.push_back({map, at, static_cast<std::uint32_t>(offset), this, nullptr, self_->linear, {}});
+    self_->async().open_stores.push_back({map, at, static_cast<std::uint32_t>(offset), this, nullptr, self_->linear, {}, adds});
 }
 
 void Block::commit_bulk() { self_->async().store_groups.push_back(std::exchange(self_->async().open_stores, {})); }
@@ -305,7 +313,14 @@ bool Block::read_store(BulkCopy& store) {
 namespace {
 void write_store(const BulkCopy& store) {
     for_each_row(store.map, store.at, [&](std::size_t offset, char* global, std::size_t first, std::size_t last) {
-        if (global) std::memcpy(global, store.snapshot.data() + offset + first, last - first);
+        const std::byte* const from = store.snapshot.data() + offset + first;
+        if (global && !store.adds) std::memcpy(global, from, last - first);
+        if (!global || !store.adds) return;
+        for (std::size_t byte = 0; byte < last - first; byte += sizeof(float)) {
+            float x;
+            std::memcpy(&x, from + byte, sizeof x);
+            std::atomic_ref<float>(*reinterpret_cast<float*>(global + byte)).fetch_add(x);
+        }
     });
 }
 }  // namespace
@@ -323,6 +338,7 @@ void Block::wait_for_bulk(std::size_t pending, bool written) {
         for (const BulkCopy& store : group) {
             write_store(store);
             charge_box(store.map, store.at, true);
+            if (store.adds) charge_box(store.map, store.at, false);
         }
         return true;
     });
@@ -341,6 +357,24 @@ void Block::check_end_of_thread() {
         throw Error("TMA store in " + std::string(launch_->kernel) + ": " + whereabouts() +
                     " returns while a store has yet to read shared memory: is a commit or a cp_async_bulk_wait_read() missing?");
     wait_for_bulk(0, true);
+}
+
+// ---------------------------------------------------------------- other blocks of the grid
+
+void Block::wait_for_value(const std::uint32_t* at, std::uint32_t value, const std::string& tensor) {
+    const std::atomic_ref<std::uint32_t> number(*const_cast<std::uint32_t*>(at));
+    const auto there = [&] { return number.load(std::memory_order_acquire) == value; };
+    while (!there()) {
+        cluster_.linger(*self_, "ld.acquire", nullptr);
+        if (launch_->running->failed) throw Error("the launch has failed in another block");
+        const bool alone = launch_->running->is_first(cluster_.number());  // asked before the number is looked at again
+        if (there()) return;
+        if (alone)
+            throw Deadlock("deadlock in " + std::string(launch_->kernel) + ": " + whereabouts() + " waits for " + tensor + " to become " +
+                           std::to_string(value) + ", it is " + std::to_string(number.load()) +
+                           ", and all blocks that began before have ended; later ones need not have begun");
+        std::this_thread::yield();
+    }
 }
 
 // ---------------------------------------------------------------- warpgroups

@@ -63,7 +63,8 @@ struct NamedBarrier {
     Knowledge knowledge;
 };
 
-/// A tensor in global memory and the box that a copy moves of it. Dimension 0 is the innermost.
+/// A tensor in global memory and the box that a copy moves of it. Dimension 0 is the innermost. Of rank 1 are the stretches of memory
+/// of a cp.reduce.async.bulk, which has no map.
 struct TensorMap {
     char* base = nullptr;
     int rank = 0;
@@ -89,7 +90,7 @@ inline std::uint32_t swizzled(std::uint32_t address, int span) {
     return address ^ ((address >> 3) & (chunks << 4));
 }
 
-/// One cp.async.bulk.tensor.
+/// One cp.async.bulk.tensor or cp.reduce.async.bulk.
 struct BulkCopy {
     TensorMap map;
     std::array<int, 5> at{};
@@ -98,6 +99,7 @@ struct BulkCopy {
     Mbarrier* barrier = nullptr;      ///< of loads
     unsigned issuer = 0;              ///< thread, for messages
     std::vector<std::byte> snapshot;  ///< of stores: what was read, and is yet to be written
+    bool adds = false;                ///< floats to those in global memory
 };
 
 /// One wgmma.mma_async as one thread issued it.

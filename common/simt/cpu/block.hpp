@@ -31,6 +31,7 @@ inline constexpr unsigned kLanes = 32;
 inline constexpr unsigned kMaxWarps = 32;
 
 class Cluster;
+class Running;
 
 /// One cp.async.
 struct Copy {
@@ -112,6 +113,7 @@ struct LaunchInfo {
     Schedule schedule = Schedule::round_robin;
     bool counting = false;
     Trace* trace = nullptr;
+    Running* running = nullptr;
 };
 
 /// One block of a cluster; kept for the next.
@@ -188,13 +190,18 @@ public:
     // ---- copies by TMA ----
     /// Begins a load of a box: poisons the destination, which lands late. @param mask blocks of the cluster that get it
     void start_bulk_load(const TensorMap& map, const std::array<int, 5>& at, void* to, MbarrierHandle* barrier, unsigned mask);
-    /// Begins a store of a box, whose bytes are read late.
-    void start_bulk_store(const TensorMap& map, const std::array<int, 5>& at, const void* from);
+    /// Begins a store of a box, whose bytes are read late. @param adds floats are added to those in global memory
+    void start_bulk_store(const TensorMap& map, const std::array<int, 5>& at, const void* from, bool adds = false);
     void commit_bulk();
     /// Waits until all but the latest `pending` groups have been read, and (written) arrived in global memory.
     void wait_for_bulk(std::size_t pending, bool written);
     void land(BulkCopy& load);
     void fence_proxy_async();
+
+    // ---- other blocks of the grid ----
+    /// Waits until the number in global memory has a value, which a block that began before this one gives it: others need not have
+    /// begun. @throws Error when all those have ended and it has not
+    void wait_for_value(const std::uint32_t* at, std::uint32_t value, const std::string& tensor);
 
     // ---- warpgroups ----
     void named_barrier(const char* operation, unsigned id, unsigned threads, bool waits);
@@ -240,6 +247,8 @@ private:
     std::string waiting_at(const Thread& thread) const;
     void refuse_in_flight(const char* operation, std::size_t offset, const char* access) const;
     void refuse_async_readers(const char* operation, std::size_t offset) const;
+    /// Where in shared memory a bulk copy begins. @throws Error where it may not
+    std::size_t bulk_offset(const char* operation, const TensorMap& map, const void* shared) const;
     /// Whether what the asynchronous proxy reads has landed, and a proxy fence lies between it and ordinary writes.
     void check_async_read(const char* operation, std::size_t offset, std::size_t bytes);
     Mbarrier& mbarrier(const char* operation, const MbarrierHandle* at);

@@ -5,12 +5,13 @@
 
 namespace simt::cpu {
 
-void Cluster::run(const LaunchInfo& launch, uint3 first, const std::function<void()>& body) {
+void Cluster::run(const LaunchInfo& launch, std::size_t number, uint3 first, const std::function<void()>& body) {
     struct CurrentBlock {
         Block* before = current_block;
         ~CurrentBlock() { current_block = before; }
     } restore;
     current_block = nullptr;
+    number_ = number;
     prepare(launch, first, body);
     std::exception_ptr failure;
     try {

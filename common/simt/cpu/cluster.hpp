@@ -24,14 +24,16 @@ public:
     Cluster& operator=(const Cluster&) = delete;
 
     /// Runs every thread of a cluster's blocks to its end.
+    /// @param number of the cluster in the launch
     /// @param first index of the block of rank 0
     /// @throws what the first failing thread threw, after all others were unwound; Deadlock; Error where a TMA load is left behind
-    void run(const LaunchInfo& launch, uint3 first, const std::function<void()>& body);
+    void run(const LaunchInfo& launch, std::size_t number, uint3 first, const std::function<void()>& body);
 
     std::vector<std::pair<Count, Count>> take_counts();
     SharedCounts take_shared_counts();
 
     unsigned size() const { return size_; }
+    std::size_t number() const { return number_; }
     Block& block(unsigned rank) { return *blocks_[rank]; }
     /// The block whose shared memory holds the address; null: none.
     Block* owner(const void* shared);
@@ -70,6 +72,7 @@ private:
     void complete_barrier();
 
     const LaunchInfo* launch_ = nullptr;
+    std::size_t number_ = 0;
     const std::function<void()>* body_ = nullptr;
     std::vector<std::unique_ptr<Block>> blocks_;  // kept from cluster to cluster
     unsigned size_ = 1;

@@ -63,23 +63,24 @@ void run_grid(const LaunchConfig& config, const std::function<void()>& body) {
     info.schedule = exec.schedule;
     info.counting = exec.ledger != nullptr;
     info.trace = exec.trace;
+    Running running;
+    info.running = &running;
 
     const dim3 clusters{config.grid.x / config.cluster.x, config.grid.y / config.cluster.y, config.grid.z / config.cluster.z};
     const std::size_t total = std::size_t{clusters.x} * clusters.y * clusters.z,
                       blocks = config.cluster.x * config.cluster.y * config.cluster.z;
-    std::atomic<std::size_t> next{0};
-    std::atomic<bool> failed{false};
+    std::atomic<bool>& failed = running.failed;
     std::exception_ptr error;
     std::mutex mutex;  // guards error, done and the progress callback
     std::size_t done = 0;
 
     auto run_clusters = [&](Cluster& mine) {
         try {
-            for (std::size_t i; !failed && (i = next++) < total;) {
+            for (std::size_t i; !failed && (i = running.begin()) < total; running.end(i)) {
                 const uint3 first{static_cast<unsigned>(i % clusters.x) * config.cluster.x,
                                   static_cast<unsigned>(i / clusters.x % clusters.y) * config.cluster.y,
                                   static_cast<unsigned>(i / clusters.x / clusters.y) * config.cluster.z};
-                mine.run(info, first, body);
+                mine.run(info, i, first, body);
                 if (exec.progress) {
                     std::lock_guard lock(mutex);
                     if (failed) break;
