@@ -215,7 +215,8 @@ private:
         run_forward(variant, args);
         synchronize(args.exec.stream);
         const double seconds = seconds_since(begin);
-        const Verdict verdict = judge_run(shared.inputs, shared.want, shared.plain, fetch_result(problem, o, lse));
+        const Verdict verdict =
+            judge_run(shared.inputs, shared.want, yardstick(variant, shared.inputs, shared.plain), fetch_result(problem, o, lse));
         if (!verdict.ok) return verdict.why;
         measured.extra_memory = workspace.allocated();
         measured.rel_rms_error = verdict.o.rel_rms;
@@ -237,8 +238,8 @@ private:
         synchronize(forward.exec.stream);
         double seconds = direction == Direction::both ? seconds_since(begin_forward) : 0;
         const Result result = fetch_result(problem, o, lse);
-        if (const Verdict verdict = judge_run(in, shared.want, shared.plain, result); !verdict.ok)
-            return "the forward pass: " + verdict.why;
+        const ReferenceRows plain = before ? yardstick(*before, in, shared.plain) : shared.plain;
+        if (const Verdict verdict = judge_run(in, shared.want, plain, result); !verdict.ok) return "the forward pass: " + verdict.why;
         measured.saved = workspace.allocated() + lse.size();
 
         if (!shared.backward) {

@@ -285,6 +285,57 @@ TEST(Cost, Flash1MovesWhatAlgorithm1Moves) {
     EXPECT_THROW(flash1_movement(problems[0], {4, 0}), InvalidArgument);
 }
 
+TEST(Cost, Fp8CountsEveryVisit) {
+    const std::vector<Problem> cases = {
+        {.batch = 2, .heads = 6, .kv_heads = 2, .seq = 300, .kv_seq = 200, .head_dim = 64, .dtype = DType::f16},
+        {.batch = 1, .heads = 1, .kv_heads = 1, .seq = 1, .kv_seq = 1, .head_dim = 64, .dtype = DType::bf16},
+        {.batch = 1, .heads = 2, .kv_heads = 1, .seq = 500, .kv_seq = 130, .head_dim = 128, .dtype = DType::bf16, .causal = true},
+    };
+    for (const Problem& p : cases)
+        for (const int Br : {64, 192}) {
+            SCOPED_TRACE(describe(p) + " Br=" + std::to_string(Br));
+            const long long es = size_of(p.dtype), d = p.head_dim;
+            Counter count;
+            const auto quantise = [&](const std::string& tensor, int heads, int rows, int written_rows) {
+                for (int head = 0; head < p.batch * heads; ++head) {
+                    count.read(tensor.c_str(), rows * d * es);
+                    count.write((tensor + "8").c_str(), written_rows * d);
+                    for (int i = 0; i < rows; i += 64) count.write((tensor + "_scale").c_str(), 4);
+                }
+            };
+            quantise("Q", p.heads, p.seq, p.seq);
+            quantise("K", p.kv_heads, p.kv_seq, p.kv_seq);
+            quantise("V", p.kv_heads, p.kv_seq, (p.kv_seq + 63) / 64 * 64);
+            for (int head = 0; head < p.batch * p.heads; ++head)
+                for (int i0 = 0; i0 < p.seq; i0 += Br) {
+                    const int visible = p.visible_keys(std::min(i0 + Br, p.seq) - 1);
+                    for (int j0 = 0; j0 < visible; j0 += 64) {
+                        count.read("K8", std::min(64, p.kv_seq - j0) * d);
+                        count.read("V8", 64 * d);
+                        for (int i = i0; i < std::min(i0 + Br, p.seq); i += 64)
+                            for (int warp = 0; warp < 4 && p.visible_keys(std::min(i + 64, p.seq) - 1) > 0; ++warp)
+                                count.read("K_scale", 4), count.read("V_scale", 4);
+                    }
+                    for (int i = i0; visible > 0 && i < std::min(i0 + Br, p.seq); ++i) {
+                        count.read("Q8", d);
+                        if (i % 64 == 0 && p.visible_keys(std::min(i + 64, p.seq) - 1) > 0) count.read("Q_scale", 128 * 4);
+                    }
+                }
+            for (long long row = 0; row < p.rows(); ++row) {
+                count.write("O", d * es);
+                count.write("LSE", 4);
+            }
+            expect_equal(count, fp8_movement(p, Br).requested);
+        }
+    const Traffic dram = fp8_movement(cases[0], 192).dram;
+    EXPECT_EQ(names(dram), (std::vector<std::string>{"Q", "K", "V", "Q8", "K8", "V8", "Q_scale", "K_scale", "V_scale", "O", "LSE"}));
+    for (int made = 3; made < 9; ++made) {  // each is read once
+        const TensorTraffic& t = dram.tensors[static_cast<std::size_t>(made)];
+        EXPECT_EQ(t.read, t.written) << t.tensor;
+    }
+    EXPECT_EQ(dram.tensors[5].read, 2 * 2 * 256 * 64);
+}
+
 TEST(Cost, CompulsoryReadsKeysAndValuesByTheirOwnHeads) {
     const Traffic t =
         compulsory_traffic({.batch = 2, .heads = 8, .kv_heads = 2, .seq = 3, .kv_seq = 5, .head_dim = 4, .dtype = DType::f16});

@@ -6,6 +6,7 @@
 #include "ptx/ldmatrix.hpp"
 #include "ptx/mma.hpp"
 #include "ptx/red.hpp"
+#include "simt/e4m3.hpp"
 #include "simt/simt.hpp"
 #include "simt/vector.hpp"
 #include "device_data.hpp"
@@ -277,6 +278,30 @@ __global__ void unpack_pairs(TensorView<const float, 1> in, TensorView<float, 1>
     const float2 pair = ptx::unpack<T>(ptx::pack<T>(in(i), in(i + 1)));
     out(i) = 2 * pair.x;
     out(i + 1) = 2 * pair.y;
+}
+
+__global__ void pack_all_e4m3(TensorView<const float, 2> in, TensorView<std::uint32_t, 1> out) {
+    const int i = threadIdx.x;
+    if (i < out.extent(0)) out(i) = simt::pack_e4m3(in(i, 0), in(i, 1), in(i, 2), in(i, 3));
+}
+
+// To nearest, ties to even; beyond the largest number that; subnormal numbers kept; NaN.
+TEST(Pack, E4m3) {
+    const std::vector<std::pair<float, std::uint32_t>> cases = {
+        {1.0f, 0x38},       {-2.0f, 0xc0},  {0.0f, 0x00},  {-0.0f, 0x80},    {1.0625f, 0x38},  // half way: to the even one, down
+        {1.1875f, 0x3a},                                                                       // half way: up
+        {1.0626f, 0x39},                                                                       // just above
+        {448.0f, 0x7e},     {463.0f, 0x7e}, {-1e9f, 0xfe}, {INFINITY, 0x7e}, {0x1p-9f, 0x01}, {0x1p-10f, 0x00},  // half way to the smallest
+        {0x1.8p-10f, 0x01}, {NAN, 0x7f},    {362.0f, 0x7b}};
+    const std::size_t n = cases.size() / 4;
+    std::vector<float> in;
+    for (const auto& [x, bits] : cases) in.push_back(x);
+    const DeviceData<float> device_in(in);
+    DeviceData<std::uint32_t> out(n);
+    simt::launch(pack_all_e4m3, {.block = {32}}, packed_view<const float, 2>("in", device_in.data(), {static_cast<int>(n), 4}),
+                 packed_view<std::uint32_t, 1>("out", out.data(), {static_cast<int>(n)}));
+    const std::vector<std::uint32_t> seen = out.get();
+    for (std::size_t i = 0; i < cases.size(); ++i) EXPECT_EQ(seen[i / 4] >> i % 4 * 8 & 0xff, cases[i].second) << cases[i].first;
 }
 
 template <class T>

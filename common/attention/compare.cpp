@@ -190,14 +190,16 @@ Verdict judge(const Problem& problem, const ReferenceRows& want, const Reference
     const Errors o_plain = compare(want.o, plain_o), lse_plain = compare(want.lse, plain_lse);
     const double logits = std::max(size_of_finite(want.lse).most, size_of_finite(want.lse_scale).most);
     const Size o_size = size_of_finite(want.o), noise_size = size_of_finite(want.o_scale);
-    const double slack = 2 * unit_roundoff(problem.dtype) + 5e-6 + 0x1p-22 * logits;
+    const double u = unit_roundoff(problem.dtype);
+    const Rounding rounding = plain.rounding.value_or(Rounding{u, u, 0x1p-24});
+    const double slack = rounding.p + rounding.o + 5e-6 + 4 * rounding.sum * logits;
 
     Verdict verdict;
     verdict.o = compare(want.o, o.got, o.poisoned);
     verdict.lse = compare(want.lse, lse.got, lse.poisoned);
     verdict.o_allowed = 2 * o_plain.max_abs + slack * std::max(o_size.most, noise_size.most);
     verdict.o_rms_allowed = 2 * o_plain.rel_rms + slack * (noise_size.rms > o_size.rms ? noise_size.rms / o_size.rms : 1);
-    verdict.lse_allowed = 2 * lse_plain.max_abs + 0x1p-20 * (1 + logits);
+    verdict.lse_allowed = 2 * lse_plain.max_abs + 16 * rounding.sum * (1 + logits);
 
     const auto row_text = [&](long long r) {
         const Place at = place(r);

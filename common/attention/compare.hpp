@@ -51,14 +51,15 @@ struct Result {
 ///
 ///     |O - want|    <=  2 * max |plain O - want|    + slack * max(max |want O|, max o_scale)      for each element
 ///     rel_rms(O)    <=  2 * rel_rms(plain O)        + slack * max(1, rms o_scale / rms want O)
-///     |LSE - want|  <=  2 * max |plain LSE - want|  + 2^-20 * (1 + L)                             for each element
+///     |LSE - want|  <=  2 * max |plain LSE - want|  + 16a * (1 + L)                               for each element
 ///
-///     slack = 2u + 5e-6 + 2^-22 * L,    L = max(max |want LSE|, max lse_scale)
+///     slack = u_P + u_O + 5e-6 + 4a * L,    L = max(max |want LSE|, max lse_scale)
 ///
-/// u is the type's unit roundoff (2^-24, 2^-11 for f16, 2^-8 for bf16): P and O are each rounded once, and on a few elements the
-/// plain attention may be luckier than the run. 5e-6 is for the order of float32 additions and for hardware exponentials.
-/// L stands for the size of the logits: exp(s - m) has as relative error the absolute error of s, which is about 2^-24 times
+/// u_P and u_O are the unit roundoffs of the types of P and O (2^-24, 2^-11 for f16, 2^-8 for bf16): both are rounded once, and on a few
+/// elements the plain attention may be luckier than the run. 5e-6 is for the order of float32 additions and for hardware exponentials.
+/// L stands for the size of the logits: exp(s - m) has as relative error the absolute error of s, which is about a = 2^-24 times
 /// the size of s and of the terms of its dot product, and the base-2 exponentials of kernels round s once or twice more.
+/// Where plain.rounding is given, u_P, u_O and a are its p, o and sum; else both types are the problem's.
 /// The scales are those of ReferenceRows: where terms cancel, rounding errors follow the terms and not the sum.
 /// The RMS is bounded too, because max_abs cannot see a small error that all elements share.
 /// Everything on O is relative to its size: small values of V are judged as strictly as large ones.

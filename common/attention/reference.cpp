@@ -14,14 +14,6 @@ namespace {
 
 constexpr double infinity = std::numeric_limits<double>::infinity();
 
-/// Where a row's results go.
-struct RowResult {
-    double* o;        // (d), zeros
-    double* o_scale;  // (d), zeros
-    double& lse;
-    double& lse_scale;
-};
-
 // O = softmax(scale * q K^T) V and LSE, in float64. `p` is scratch for the weights of the visible keys.
 void exact_row(const Row& row, std::vector<double>& p, const RowResult& out) {
     double m = -infinity;
@@ -76,11 +68,10 @@ void check_size(const char* tensor, std::size_t given, long long wanted) {
                               std::to_string(wanted));
 }
 
-using RowFunction = void (*)(const Row&, std::vector<double>& scratch, const RowResult&);
+}  // namespace
 
-// Computes the rows with `compute`, on all cores: rows do not depend on each other.
-ReferenceRows forward(const Problem& problem, std::span<const float> q, std::span<const float> k, std::span<const float> v,
-                      std::span<const long long> rows, RowFunction compute) {
+ReferenceRows forward_by_rows(const Problem& problem, std::span<const float> q, std::span<const float> k, std::span<const float> v,
+                              std::span<const long long> rows, RowFunction compute) {
     check(problem);
     check_size("q", q.size(), problem.q_elements());
     check_size("k", k.size(), problem.kv_elements());
@@ -114,16 +105,14 @@ ReferenceRows forward(const Problem& problem, std::span<const float> q, std::spa
     return result;
 }
 
-}  // namespace
-
 ReferenceRows reference_forward(const Problem& problem, std::span<const float> q, std::span<const float> k, std::span<const float> v,
                                 std::span<const long long> rows) {
-    return forward(problem, q, k, v, rows, exact_row);
+    return forward_by_rows(problem, q, k, v, rows, exact_row);
 }
 
 ReferenceRows plain_low_precision_forward(const Problem& problem, std::span<const float> q, std::span<const float> k,
                                           std::span<const float> v, std::span<const long long> rows) {
-    ReferenceRows result = with_type(problem.dtype, [&]<class T>() { return forward(problem, q, k, v, rows, plain_row<T>); });
+    ReferenceRows result = with_type(problem.dtype, [&]<class T>() { return forward_by_rows(problem, q, k, v, rows, plain_row<T>); });
     result.o_scale.clear();
     result.lse_scale.clear();
     return result;

@@ -4,10 +4,16 @@
 
 #include "attention/problem.hpp"
 
+#include <optional>
 #include <span>
 #include <vector>
 
 namespace workbook {
+
+/// Relative errors of a way to calculate attention: of one rounding of P and of O, and of sums of products.
+struct Rounding {
+    double p, o, sum;
+};
 
 /// Rows of a result in float64. Row r stands for the flat row index rows[r] = (b * Hq + h) * Nq + i.
 struct ReferenceRows {
@@ -17,6 +23,8 @@ struct ReferenceRows {
     // Scales of rounding error, which follow the terms of a sum also where these cancel. From reference_forward() only.
     std::vector<double> o_scale;    ///< (rows, d), sqrt(sum_j (P_j V_jc)^2): relative errors e of the P_j move O by about e * o_scale
     std::vector<double> lse_scale;  ///< (rows), |scale| * sum_j P_j sqrt(sum_c (q_c K_jc)^2): those of the dot products move LSE likewise
+    /// Of results that are a yardstick of judge() and whose P or sums are not those of problem.dtype.
+    std::optional<Rounding> rounding = std::nullopt;
 };
 
 /// Computes the given rows of O and LSE in float64, straight from the formula.

@@ -2,7 +2,7 @@
 /// One row of attention in steps that can be exchanged: what the reference and the diagnosis of mistakes share.
 #pragma once
 
-#include "attention/problem.hpp"
+#include "attention/reference.hpp"
 
 #include <algorithm>
 #include <atomic>
@@ -33,6 +33,22 @@ struct Row {
     int depth;  ///< columns of q and k that a dot product adds up: d
     double scale;
 };
+
+/// Where a row's results go.
+struct RowResult {
+    double* o;        ///< (d), zeros
+    double* o_scale;  ///< (d), zeros
+    double& lse;
+    double& lse_scale;
+};
+
+/// Computes a row. @param scratch has room for a number a key
+using RowFunction = void (*)(const Row& row, std::vector<double>& scratch, const RowResult& out);
+
+/// Computes the given rows with `compute`, on all cores: the body of reference_forward() and its kin. Rows that see nothing have O = 0
+/// and LSE = -infinity. @throws InvalidArgument as reference_forward()
+ReferenceRows forward_by_rows(const Problem& problem, std::span<const float> q, std::span<const float> k, std::span<const float> v,
+                              std::span<const long long> rows, RowFunction compute);
 
 /// The row at a place of a problem. @param q,k,v packed in problem.layout
 inline Row row_at(const Problem& problem, const float* q, const float* k, const float* v, RowPlace at) {

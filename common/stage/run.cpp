@@ -103,6 +103,11 @@ Result fetch_result(const Problem& problem, const DeviceBuffer& o, const DeviceB
     return result;
 }
 
+ReferenceRows yardstick(const Variant& variant, const Inputs& in, const ReferenceRows& plain) {
+    if (variant.plain == plain_low_precision_forward) return plain;
+    return variant.plain(in.problem, in.q_host, in.k_host, in.v_host, plain.rows);
+}
+
 Verdict judge_run(const Inputs& inputs, const ReferenceRows& want, const ReferenceRows& plain, const Result& result) {
     Verdict verdict = judge(inputs.problem, want, plain, result);
     if (verdict.ok) {
@@ -243,9 +248,9 @@ void count_or_time(Report& report, const Setup& setup, const simt::Ledger& ledge
 }
 
 /// What is wrong with O or LSE, with the mistakes behind it where they are known.
-std::string explained(const Setup& setup, const Verdict& verdict, const Result& result) {
+std::string explained(const Setup& setup, const ReferenceRows& plain, const Verdict& verdict, const Result& result) {
     const Inputs& in = setup.inputs;
-    const std::string mistakes = diagnose(in.problem, in.q_host, in.k_host, in.v_host, setup.want, setup.plain, result);
+    const std::string mistakes = diagnose(in.problem, in.q_host, in.k_host, in.v_host, setup.want, plain, result);
     return verdict.why + (mistakes.empty() ? "" : "\n" + mistakes);
 }
 
@@ -286,10 +291,11 @@ Run run_variant(const Stage& stage, const Variant& variant, const Setup& setup) 
     report.trace = tracing.blocks();
 
     run.result = fetch_result(problem, o, lse);
-    report.verdict = judge_run(setup.inputs, setup.want, setup.plain, run.result);
+    const ReferenceRows plain = yardstick(variant, setup.inputs, setup.plain);
+    report.verdict = judge_run(setup.inputs, setup.want, plain, run.result);
     if (!report.verdict.ok) {
         report.status = "wrong";
-        report.reason = explained(setup, report.verdict, run.result);
+        report.reason = explained(setup, plain, report.verdict, run.result);
     }
     report.extra_memory = workspace.allocated();
     count_or_time(
@@ -342,7 +348,7 @@ BackwardRun run_variant(const Stage& stage, const BackwardVariant& variant, cons
     if (!report.verdict.ok) {
         progress.clear();
         report.status = "wrong";
-        report.reason = "the forward pass: " + explained(setup, report.verdict, run.forward);
+        report.reason = "the forward pass: " + explained(setup, setup.plain, report.verdict, run.forward);
         report.gradients.emplace();
         return run;
     }

@@ -79,6 +79,9 @@ struct Report {
 Forward forward_args(const Inputs& inputs, const DeviceBuffer& o, const DeviceBuffer& lse, const Device& device,
                      const simt::Execution& exec, Workspace& workspace);
 
+/// What judge() compares a variant's error with, on the rows of `plain`: that itself, or where the variant rounds more the variant's own.
+ReferenceRows yardstick(const Variant& variant, const Inputs& inputs, const ReferenceRows& plain);
+
 /// The outputs as a kernel left them on the device, and which elements still hold the poison.
 Result fetch_result(const Problem& problem, const DeviceBuffer& o, const DeviceBuffer& lse);
 

@@ -164,6 +164,8 @@ struct Variant {
     Movement (*movement)(const Problem&, const Device&);            ///< predicted traffic
     std::size_t (*workspace_bytes)(const Problem&, const Device&);  ///< predicted extra memory
     Unit (*unit)(DType);                                            ///< which unit multiplies
+    /// A plain attention that rounds what this variant rounds: the yardstick of judge().
+    decltype(&plain_low_precision_forward) plain = plain_low_precision_forward;
 };
 
 /// A backward pass of a stage, and the forward pass that it follows.

@@ -57,6 +57,8 @@ std::optional<std::string> refuses_16_bit(const Problem& problem, const Device& 
 
 /// 06c.
 Variant vote_first_variant();
+/// 06d.
+Variant fp8_variant();
 
 /// 06e. @param forward what they follow, where O and LSE are not given
 std::vector<BackwardVariant> backward_variants(void (*forward)(Forward&));

@@ -98,7 +98,8 @@ const Stage& stage() {
         .title = "Hopper: TMA, WGMMA, warps with different tasks",
         .variants = {{"06a", "tma_wgmma", tma_wgmma_refuses, forward_tma_wgmma, tma_wgmma_moves, no_workspace, tensor_16bit},
                      {"06b", "pingpong", pingpong_refuses, forward_pingpong, pingpong_moves, no_workspace, tensor_16bit},
-                     vote_first_variant()},
+                     vote_first_variant(),
+                     fp8_variant()},
         .backward = backward_variants(forward_pingpong),
     };
     return the_stage;

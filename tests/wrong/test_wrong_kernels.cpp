@@ -111,6 +111,28 @@
     }
 WRONG_KERNELS(DECLARE)
 
+// Of variant 06d.
+#define WRONG_FP8_KERNELS(X)          \
+    X(fp8_not_scaled)                 \
+    X(fp8_scale_of_another_block)     \
+    X(fp8_scale_of_values_in_the_sum) \
+    X(fp8_keys_in_order)              \
+    X(fp8_not_rescaled)               \
+    X(fp8_sum_not_rescaled)           \
+    X(fp8_maximum_too_old)            \
+    X(fp8_tail_not_zeroed)            \
+    X(fp8_infinity_saturated)         \
+    X(fp8_zero_times_infinity)        \
+    X(fp8_warps_scale_alone)          \
+    X(fp8_queries_released_too_early) \
+    X(fp8_output_still_leaving)
+
+#define DECLARE_FP8(name)            \
+    namespace name {                 \
+    workbook::Variant fp8_variant(); \
+    }
+WRONG_FP8_KERNELS(DECLARE_FP8)
+
 namespace {
 
 using namespace workbook;
@@ -513,6 +535,94 @@ TEST(WrongKernels, ScoresAwaitedTooWeakly) {
 }
 TEST(WrongKernels, OutputNotRescaled) { expect_told_of("06b", output_not_rescaled::stage(), "rescales l but not o"); }
 TEST(WrongKernels, RescaledUnderTheProduct) { expect_told_of("06b", rescaled_under_the_product::stage(), "rescales l but not o"); }
+
+/// Blocks of 64 keys of which each has scores 2^4 times those of the next, and values of another size; one SM, so that a thread block
+/// has tile after tile.
+struct UnlikeBlocks : TestCase {
+    UnlikeBlocks() : TestCase(problem(), 1, Distribution::normal, one_sm()) {
+        Inputs& in = setup.inputs;
+        for (float& x : in.q_host) x = 1.0f + 0.1f * x;
+        for (std::size_t e = 0; e < in.k_host.size(); ++e) {
+            const auto block = static_cast<int>(e / 64 / 64);
+            in.k_host[e] = 0.1f * in.k_host[e] - 4 * 0.693147f / 8 * static_cast<float>(block);
+            in.v_host[e] *= std::exp2(static_cast<float>(block % 3 * 5));
+        }
+        change();
+    }
+    /// After a change of the inputs.
+    void change() {
+        Inputs& in = setup.inputs;
+        const Problem& p = in.problem;
+        upload_rounded(in.q, p.dtype, in.q_host);
+        upload_rounded(in.k, p.dtype, in.k_host);
+        upload_rounded(in.v, p.dtype, in.v_host);
+        setup.want = reference_forward(p, in.q_host, in.k_host, in.v_host);
+        setup.plain = plain_low_precision_forward(p, in.q_host, in.k_host, in.v_host);
+    }
+
+private:
+    static Problem problem() {
+        return {.batch = 1, .heads = 2, .kv_heads = 1, .seq = 70, .kv_seq = 330, .head_dim = 64, .dtype = DType::f16};
+    }
+    static Device one_sm() {
+        Device device = Device::current();
+        device.sms = 1;
+        return device;
+    }
+};
+
+void expect_told_of_fp8(const Variant& variant, const TestCase& test, const std::string& pattern) {
+    static const Stage stage = {.id = "06", .title = "wrong"};
+    const std::string text = told(variant, stage, test);
+    EXPECT_TRUE(std::regex_search(text, std::regex(pattern))) << text;
+}
+/// Under every schedule.
+void expect_race_told_of_fp8(const Variant& variant, const std::string& pattern) {
+    UnlikeBlocks test;
+    for (const simt::Schedule schedule : {simt::Schedule::round_robin, simt::Schedule::lowest_first, simt::Schedule::highest_first}) {
+        test.options.schedule = schedule;
+        SCOPED_TRACE(name(schedule));
+        expect_told_of_fp8(variant, test, pattern);
+    }
+}
+
+constexpr const char* kTooFarOff = "^O: .*(is|are) off by more than the allowed";
+constexpr const char* kNan = "^O: .* NaN where the reference is not, or the reverse";
+
+TEST(WrongKernels, Fp8NotScaled) {
+    UnlikeBlocks test;
+    for (float& x : test.setup.inputs.v_host) x *= 8.0f;
+    test.change();
+    expect_told_of_fp8(fp8_not_scaled::fp8_variant(), test, kTooFarOff);
+}
+TEST(WrongKernels, Fp8ScaleOfAnotherBlock) { expect_told_of_fp8(fp8_scale_of_another_block::fp8_variant(), UnlikeBlocks(), kTooFarOff); }
+TEST(WrongKernels, Fp8ScaleOfValuesInTheSum) {
+    expect_told_of_fp8(fp8_scale_of_values_in_the_sum::fp8_variant(), UnlikeBlocks(), kTooFarOff);
+}
+TEST(WrongKernels, Fp8KeysInOrder) { expect_told_of_fp8(fp8_keys_in_order::fp8_variant(), TestCase(four_tiles()), kTooFarOff); }
+TEST(WrongKernels, Fp8NotRescaled) { expect_told_of_fp8(fp8_not_rescaled::fp8_variant(), UnlikeBlocks(), kTooFarOff); }
+TEST(WrongKernels, Fp8SumNotRescaled) { expect_told_of_fp8(fp8_sum_not_rescaled::fp8_variant(), UnlikeBlocks(), kTooFarOff); }
+TEST(WrongKernels, Fp8MaximumTooOld) { expect_told_of_fp8(fp8_maximum_too_old::fp8_variant(), UnlikeBlocks(), kTooFarOff); }
+TEST(WrongKernels, Fp8TailNotZeroed) { expect_told_of_fp8(fp8_tail_not_zeroed::fp8_variant(), UnlikeBlocks(), kNan); }
+TEST(WrongKernels, Fp8InfinitySaturated) {
+    UnlikeBlocks test;
+    test.setup.inputs.k_host[0] = INFINITY;
+    test.change();
+    expect_told_of_fp8(fp8_infinity_saturated::fp8_variant(), test, kNan);
+}
+TEST(WrongKernels, Fp8ZeroTimesInfinity) {
+    UnlikeBlocks test;
+    for (std::vector<float>* x : {&test.setup.inputs.q_host, &test.setup.inputs.k_host}) std::fill(x->begin(), x->end(), 0.0f);
+    test.change();
+    expect_told_of_fp8(fp8_zero_times_infinity::fp8_variant(), test, kNan);
+}
+TEST(WrongKernels, Fp8WarpsScaleAlone) { expect_race_told_of_fp8(fp8_warps_scale_alone::fp8_variant(), "race in quantise: .*of_warps"); }
+TEST(WrongKernels, Fp8QueriesReleasedTooEarly) {
+    expect_race_told_of_fp8(fp8_queries_released_too_early::fp8_variant(), "more than the 1 arrivals that barrier q_empty");
+}
+TEST(WrongKernels, Fp8OutputStillLeaving) {
+    expect_race_told_of_fp8(fp8_output_still_leaving::fp8_variant(), "while a wgmma or a store by TMA has yet to read it");
+}
 
 // The mistakes that only a race check or an unlucky schedule can show are shown under every schedule.
 TEST(WrongKernels, MissingBarriersShowUnderEverySchedule) {

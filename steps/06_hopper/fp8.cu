@@ -1,0 +1,113 @@
+#include "06_hopper/fp8.cuh"
+
+#include "06_hopper/host.hpp"
+#include "attention/fp8.hpp"
+
+#include <algorithm>
+
+namespace step06 {
+namespace {
+
+constexpr const char* kVariant = "06d fp8";
+
+/// Calls f with the shape for a head dimension. As many warpgroups as O (64 D), S, Q and P leave registers for.
+template <class F>
+decltype(auto) with_fp8_shape(int d, F&& f) {
+    switch (d) {
+        case 64: return f.template operator()<Fp8Shape<64, 3, 4, 32, 160>>();
+        case 128: return f.template operator()<Fp8Shape<128, 3, 4, 32, 160>>();
+        default: return f.template operator()<Fp8Shape<256, 2, 2, 24, 240>>();
+    }
+}
+
+std::optional<std::string> fp8_refuses(const Problem& problem, const Device& device) {
+    return refuses_16_bit(problem, device, with_fp8_shape(problem.head_dim, [&]<class S>() { return sizeof(Fp8Shared<__half, S>); }));
+}
+
+/// Blocks of rows that share a scale.
+int blocks_of(int rows) { return (rows + kScaled - 1) / kScaled; }
+
+/// Scales of a tensor (B, heads, rows, d), in the workspace.
+template <class T>
+simt::TensorView<T, 3> scales(Forward& args, const char* name, int heads, int rows) {
+    const int batch = args.problem.batch, blocks = blocks_of(rows);
+    const auto count = static_cast<std::size_t>(batch) * static_cast<std::size_t>(heads) * static_cast<std::size_t>(blocks);
+    return simt::packed_view<T, 3>(name, args.workspace.get<float>(name, count), {batch, heads, blocks});
+}
+
+/// A map of a packed tensor (B, heads, rows, D) whose boxes are tiles.
+template <class Tile, int D>
+ptx::TensorMap map_of_rows(const char* name, const E4m3* data, int batch, int heads, int rows) {
+    constexpr int kLine = Tile::kLine;
+    const long long head = static_cast<long long>(rows) * D;
+    return ptx::make_tensor_map<const E4m3, 5>(name, data, {kLine, rows, D / kLine, heads, batch}, {D, kLine, head, heads * head},
+                                               {kLine, Tile::kBytes / D, D / kLine, 1, 1}, Tile::kSwizzle);
+}
+
+template <class T, class S>
+void launch_both(Forward& args) {
+    constexpr int D = S::D;
+    using Smem = Fp8Shared<T, S>;
+    const Problem& p = args.problem;
+    const int kv_padded = blocks_of(p.kv_seq) * kScaled;
+    const long long v_head = static_cast<long long>(D) * kv_padded;
+    auto* const Q8 = args.workspace.get<E4m3>("Q8", static_cast<std::size_t>(p.q_elements()));
+    auto* const K8 = args.workspace.get<E4m3>("K8", static_cast<std::size_t>(p.kv_elements()));
+    auto* const V8 = args.workspace.get<E4m3>("V8", static_cast<std::size_t>(p.batch * p.kv_heads * v_head));
+    constexpr float kLog2e = 1.4426950408889634f;
+
+    const int blocks = p.heads * blocks_of(p.seq) + 2 * p.kv_heads * blocks_of(p.kv_seq);
+    launch(quantise<T, D>,
+           {.name = "quantise",
+            .grid = dim3(static_cast<unsigned>(blocks), static_cast<unsigned>(p.batch)),
+            .block = Quantisation<D>::kThreads,
+            .smem = Quantisation<D>::kShared,
+            .exec = &args.exec},
+           args.Q<T>(), args.K<T>(), args.V<T>(),  //
+           simt::packed_view<uint2, 4>("Q8", reinterpret_cast<uint2*>(Q8), {p.batch, p.heads, p.seq, D / 8}),
+           simt::packed_view<uint2, 4>("K8", reinterpret_cast<uint2*>(K8), {p.batch, p.kv_heads, p.kv_seq, D / 8}),
+           simt::packed_view<std::uint32_t, 4>("V8", reinterpret_cast<std::uint32_t*>(V8), {p.batch, p.kv_heads, D, kv_padded / 4}),
+           scales<float>(args, "Q_scale", p.heads, p.seq), scales<float>(args, "K_scale", p.kv_heads, p.kv_seq),
+           scales<float>(args, "V_scale", p.kv_heads, p.kv_seq), p.scale() * kLog2e);
+
+    // Eight heads at a time, whose K and V the L2 cache holds.
+    const TileOrder order{(p.seq + S::Br - 1) / S::Br, p.heads, p.batch, std::min(8, p.heads * p.batch)};
+    launch(fp8<T, S>,
+           {.name = "fp8",
+            .grid = static_cast<unsigned>(std::min(args.device.sms, order.count())),
+            .block = S::kThreads,
+            .smem = sizeof(Smem),
+            .exec = &args.exec},
+           map_of_rows<typename Smem::QTile, D>("Q8", Q8, p.batch, p.heads, p.seq),
+           map_of_rows<typename Smem::KTile, D>("K8", K8, p.batch, p.kv_heads, p.kv_seq),
+           ptx::make_tensor_map<const E4m3, 4>("V8", V8, {kv_padded, D, p.kv_heads, p.batch}, {kv_padded, v_head, p.kv_heads * v_head},
+                                               {S::Bc, D, 1, 1}, Smem::VTile::kSwizzle),
+           map_of<T>(kVariant, "O", args.o, p, p.heads, p.seq, 64), scales<const float>(args, "Q_scale", p.heads, p.seq),
+           scales<const float>(args, "K_scale", p.kv_heads, p.kv_seq), scales<const float>(args, "V_scale", p.kv_heads, p.kv_seq),
+           args.LSE(), order, p.kv_seq, p.heads / p.kv_heads, Mask(p));
+}
+
+void forward_fp8(Forward& args) {
+    with_tensors(kVariant, args, [&]<class T>() { with_fp8_shape(args.problem.head_dim, [&]<class S>() { launch_both<T, S>(args); }); });
+}
+
+Movement moves(const Problem& p, const Device&) {
+    return fp8_movement(p, with_fp8_shape(p.head_dim, [&]<class S>() { return S::Br; }));
+}
+
+std::size_t workspace_bytes(const Problem& p, const Device&) {
+    const auto heads = static_cast<std::size_t>(p.batch) * static_cast<std::size_t>(p.heads),
+               kv_heads = static_cast<std::size_t>(p.batch) * static_cast<std::size_t>(p.kv_heads);
+    const auto q_blocks = static_cast<std::size_t>(blocks_of(p.seq)), kv_blocks = static_cast<std::size_t>(blocks_of(p.kv_seq));
+    return static_cast<std::size_t>(p.q_elements() + p.kv_elements()) +
+           kv_heads * kv_blocks * kScaled * static_cast<std::size_t>(p.head_dim) +
+           (heads * q_blocks + 2 * kv_heads * kv_blocks) * sizeof(float);
+}
+
+}  // namespace
+
+Variant fp8_variant() {
+    return {"06d", "fp8", fp8_refuses, forward_fp8, moves, workspace_bytes, [](DType) { return Unit::tensor_fp8; }, plain_fp8_forward};
+}
+
+}  // namespace step06

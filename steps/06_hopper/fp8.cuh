@@ -1,0 +1,364 @@
+// Attention on 8-bit tensor cores. Q, K and V are e4m3 with a scale for every 64 rows (quantise.cuh), V is transposed; P is rounded to
+// e4m3 in registers. A thread block stays on its SM and goes from tile to tile. Each of its warpgroups has 64 queries of a tile, held in
+// registers, and runs on its own: the softmax of one runs under the products of the others.
+#pragma once
+
+#include "06_hopper/quantise.cuh"
+#include "06_hopper/tile.hpp"
+#include "06_hopper/tile_order.hpp"
+#include "attention/mask.hpp"
+#include "ptx/barrier.hpp"
+#include "ptx/cp_async_bulk.hpp"
+#include "ptx/elect.hpp"
+#include "ptx/ex2.hpp"
+#include "ptx/fence.hpp"
+#include "ptx/ldmatrix.hpp"
+#include "ptx/mbarrier.hpp"
+#include "ptx/setmaxnreg.hpp"
+#include "ptx/stmatrix.hpp"
+#include "ptx/wgmma.hpp"
+
+namespace step06 {
+
+using ptx::Mbarrier;
+using ptx::TensorMap;
+using workbook::Mask;
+
+/// kRows rows of kColumns bytes as TMA writes them: panels of lines as long as the swizzle permutes, 128 bytes where there are as many.
+template <int kRows, int kColumns>
+struct alignas(1024) ByteTile {
+    static constexpr int kLine = kColumns < 128 ? kColumns : 128;
+    static_assert((kLine == 64 || kLine == 128) && kColumns % kLine == 0 && kRows % 8 == 0, "whole lines, and atoms of 8 of them");
+    static constexpr ptx::Swizzle kSwizzle = kLine == 64 ? ptx::Swizzle::bytes_64 : ptx::Swizzle::bytes_128;
+    static constexpr int kBytes = kRows * kColumns;
+    static constexpr int kPanel = kRows * kLine;
+
+    E4m3 data[kBytes];
+
+    /// For a product over the columns, the only one there is for bytes.
+    SIMT_DEVICE ptx::MatrixDescriptor over_columns() const {
+        return ptx::MatrixDescriptor::of({.start = data, .stride = 8 * kLine, .swizzle = kSwizzle});
+    }
+    /// Bytes from the first 32 columns to the k-th 32.
+    static SIMT_DEVICE constexpr int column_step(int k) { return 32 * k / kLine * kPanel + 32 * k % kLine; }
+
+    /// Address of elements (r, c) .. (r, c + 15); c is a multiple of 16.
+    SIMT_DEVICE const E4m3* chunk(int r, int c) const {
+        const int offset = c / kLine * kPanel + r * kLine + c % kLine;
+        return data + (offset ^ (offset >> 3 & (kLine - 16)));
+    }
+};
+
+/// Shape of a thread block's work: kGroups warpgroups for 64 query rows each and one of which a lane loads.
+template <int kD, int kMultiplying, int kRingSlots, int kRegistersOfProducer, int kRegistersOfConsumers>
+struct Fp8Shape {
+    static constexpr int D = kD, Bc = kScaled;    // a block of keys has one scale
+    static constexpr int kGroups = kMultiplying;  // warpgroups that multiply
+    static constexpr int Br = 64 * kGroups;
+    static constexpr int kConsumers = 128 * kGroups;  // threads
+    static constexpr int kThreads = kConsumers + 128;
+    static constexpr int kSlots = kRingSlots;
+    static constexpr int kRegisters = 65536 / kThreads / 8 * 8;  // of each thread at first
+    static constexpr int kProducerRegisters = kRegistersOfProducer, kConsumerRegisters = kRegistersOfConsumers;
+    static_assert(128 * kProducerRegisters + kConsumers * kConsumerRegisters <= kThreads * kRegisters, "more than there are");
+};
+
+template <class T, class Shape>
+struct Fp8Shared {
+    using QTile = ByteTile<64, Shape::D>;
+    using KTile = ByteTile<Shape::Bc, Shape::D>;
+    using VTile = ByteTile<Shape::D, Shape::Bc>;  // transposed
+    using OTile = Tile<T, 64, Shape::D>;
+    QTile q[Shape::kGroups];
+    OTile o[Shape::kGroups];
+    KTile k[Shape::kSlots];
+    VTile v[Shape::kSlots];
+    Mbarrier q_full[Shape::kGroups], q_empty[Shape::kGroups];
+    Mbarrier k_full[Shape::kSlots], k_empty[Shape::kSlots], v_full[Shape::kSlots], v_empty[Shape::kSlots];
+};
+
+template <class T, class Shape>
+__global__ __launch_bounds__(Shape::kThreads, 1) void fp8(  // tensors as their maps see them, with L the bytes of a tile's line:
+    const __grid_constant__ TensorMap Q_map,                // (B, Hq, D / L, Nq, L)
+    const __grid_constant__ TensorMap K_map,                // (B, Hkv, D / L, Nkv, L)
+    const __grid_constant__ TensorMap V_map,                // (B, Hkv, D, Nkv up to whole blocks)
+    const __grid_constant__ TensorMap O_map,                // (B, Hq, D / 64, Nq, 64)
+    TensorView<const float, 3> Q_scale3,                    // (B, Hq, ceil(Nq / 64)): of the products Q K^T in units of log 2
+    TensorView<const float, 3> K_scale3,                    // (B, Hkv, ceil(Nkv / 64))
+    TensorView<const float, 3> V_scale3,                    // as K_scale3
+    TensorView<float, 3> LSE3,                              // (B, Hq, Nq)
+    TileOrder order, int Nkv,
+    int group,  // query heads that share a key/value head
+    Mask mask) {
+    constexpr int D = Shape::D, Bc = Shape::Bc, Br = Shape::Br, kSlots = Shape::kSlots, kGroups = Shape::kGroups;
+    constexpr int kN = Bc / 8;   // 8-key columns of S
+    constexpr int kK = Bc / 32;  // steps of P V along the keys
+    constexpr int kQ = D / 32;   // steps of Q K^T along the columns
+    // P is 2^5 times what it was, so that small weights are not lost, and the largest is a number of e4m3. The maximum that is subtracted
+    // may be too small by 3.5: P is at most 2^8.5 = 362.
+    constexpr float kShift = 5.0f, kStale = 3.5f;
+    using Smem = Fp8Shared<T, Shape>;
+    using QTile = typename Smem::QTile;
+    using KTile = typename Smem::KTile;
+    using VTile = typename Smem::VTile;
+
+    auto& smem = simt::shared<Smem>();
+    if (threadIdx.x == 0) {
+        for (int w = 0; w < kGroups; ++w) {
+            ptx::mbarrier_init(smem.q_full[w], 1, "q_full", w);
+            ptx::mbarrier_init(smem.q_empty[w], 128, "q_empty", w);
+        }
+        for (int s = 0; s < kSlots; ++s) {
+            ptx::mbarrier_init(smem.k_full[s], 1, "k_full", s);
+            ptx::mbarrier_init(smem.v_full[s], 1, "v_full", s);
+            ptx::mbarrier_init(smem.k_empty[s], kGroups, "k_empty", s);
+            ptx::mbarrier_init(smem.v_empty[s], kGroups, "v_empty", s);
+        }
+        ptx::fence_mbarrier_init();
+    }
+    __syncthreads();
+    // By a shuffle, so that the compiler knows that they are the same in all lanes.
+    const int warp = __shfl_sync(simt::kFullMask, static_cast<int>(threadIdx.x / 32), 0), wg = warp / 4;
+    // Blocks of keys are counted through all tiles of this thread block.
+    const auto slot_of = [](unsigned n) { return static_cast<int>(n % kSlots); };
+    const auto parity_of = [](unsigned n) { return n / kSlots % 2; };
+    const int Nq = LSE3.extent(2);
+    const auto blocks_of = [&](int i0, int rows) {  // blocks of keys that `rows` rows from i0 on see
+        if (i0 >= Nq) return 0;
+        return (mask.visible(min(i0 + rows, Nq) - 1, Nkv) + Bc - 1) / Bc;
+    };
+    // Calls f(tile, its blocks of keys, blocks of keys before, tiles before that loaded a Q).
+    const auto for_own_tiles = [&](auto&& f) {
+        unsigned first = 0, loaded = 0;
+        // There and back again, so that who had the longest tile of one round has the shortest of the next.
+        int step = 2 * (gridDim.x - blockIdx.x) - 1;
+        for (int n = blockIdx.x; n < order.count(); n += step, step = 2 * gridDim.x - step) {
+            const TileOrder::Place tile = order.at(n);
+            const int blocks = blocks_of(tile.tile * Br, Br);
+            f(tile, blocks, first, loaded);
+            first += blocks;
+            loaded += blocks > 0;
+        }
+    };
+
+    if (wg == kGroups) {  // the producer, of which one lane works
+        ptx::setmaxnreg_dec<Shape::kProducerRegisters>();
+        if (warp != 4 * kGroups || !ptx::elect_one()) return;
+        for_own_tiles([&](const TileOrder::Place& tile, int blocks, unsigned first, unsigned loaded) {
+            if (blocks == 0) return;
+            const int hkv = tile.h / group;
+            const auto load_K = [&](int n) {
+                const int s = slot_of(first + n), j = blocks - 1 - n;
+                ptx::mbarrier_wait(smem.k_empty[s], parity_of(first + n) ^ 1);
+                ptx::mbarrier_arrive_expect_tx(smem.k_full[s], KTile::kBytes);
+                ptx::cp_async_bulk_tensor_load(smem.k[s].data, K_map, {0, j * Bc, 0, hkv, tile.b}, smem.k_full[s],
+                                               ptx::CachePolicy::evict_last);
+            };
+            const auto load_V = [&](int n) {
+                const int s = slot_of(first + n), j = blocks - 1 - n;
+                ptx::mbarrier_wait(smem.v_empty[s], parity_of(first + n) ^ 1);
+                ptx::mbarrier_arrive_expect_tx(smem.v_full[s], VTile::kBytes);
+                ptx::cp_async_bulk_tensor_load(smem.v[s].data, V_map, {j * Bc, 0, hkv, tile.b}, smem.v_full[s],
+                                               ptx::CachePolicy::evict_last);
+            };
+            load_K(0);
+            for (int w = 0; w < kGroups; ++w) {
+                ptx::mbarrier_wait(smem.q_empty[w], loaded % 2 ^ 1);
+                ptx::mbarrier_arrive_expect_tx(smem.q_full[w], QTile::kBytes);
+                ptx::cp_async_bulk_tensor_load(smem.q[w].data, Q_map, {0, tile.tile * Br + 64 * w, 0, tile.h, tile.b}, smem.q_full[w],
+                                               ptx::CachePolicy::evict_first);
+            }
+            for (int n = 1; n < blocks; ++n) {
+                load_K(n);
+                load_V(n - 1);
+            }
+            load_V(blocks - 1);
+        });
+        return;
+    }
+    ptx::setmaxnreg_inc<Shape::kConsumerRegisters>();
+
+    const int lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;  // row and column pair of this lane in a fragment
+    const int row0 = 16 * (warp % 4);                               // of the warp, in the warpgroup's 64
+    const bool speaks = threadIdx.x % 128 == 0;                     // for the warpgroup
+    const auto sync_warpgroup = [&] { ptx::bar_sync(1 + wg, 128); };
+    const ptx::MatrixDescriptor Ks = smem.k[0].over_columns(), Vs = smem.v[0].over_columns();
+
+    for_own_tiles([&](const TileOrder::Place& tile, int blocks, unsigned first, unsigned loaded) {
+        const int i0 = tile.tile * Br + 64 * wg;
+        // o[4c + 2r + e] is row g + 8r, column 8c + 2t + e of the warp's 16 rows; s below likewise.
+        float o[D / 2] = {};
+        float m[2] = {-INFINITY, -INFINITY}, l[2] = {};  // in units of log 2; l of this lane's columns only, until the end
+
+        const int own = blocks_of(i0, 64);  // that the warpgroup's rows see
+        int n = 0;
+        for (; n < blocks - own; ++n) {  // Nobody multiplies with these: who speaks hands them back.
+            if (!speaks) continue;
+            const int slot = slot_of(first + n);
+            ptx::mbarrier_wait(smem.k_full[slot], parity_of(first + n));
+            ptx::mbarrier_arrive(smem.k_empty[slot]);
+            ptx::mbarrier_wait(smem.v_full[slot], parity_of(first + n));
+            ptx::mbarrier_arrive(smem.v_empty[slot]);
+        }
+        if (blocks > 0) ptx::mbarrier_wait(smem.q_full[wg], loaded % 2);
+        if (blocks > 0 && own == 0) ptx::mbarrier_arrive(smem.q_empty[wg]);
+        if (own > 0) {
+            const auto K_scale = K_scale3(tile.b, tile.h / group), V_scale = V_scale3(tile.b, tile.h / group);  // (blocks of keys)
+            std::uint32_t q[kQ][4];                                                                             // A operand
+#pragma unroll
+            for (int k = 0; k < kQ; ++k) ptx::ldmatrix_x4(q[k], smem.q[wg].chunk(row0 + lane % 16, 32 * k + lane / 16 * 16));
+            ptx::mbarrier_arrive(smem.q_empty[wg]);  // all that have read say so
+            const float q_scale = Q_scale3(tile.b, tile.h, i0 / kScaled);
+
+            // Scales of 32 blocks of keys, one a lane; the next ones are on their way while these are in use.
+            float k_scales, v_logs, v_inverses, next_k_scale = 1.0f, next_v_scale = 1.0f;
+            const auto fetch_scales = [&](int n) {
+                const int j = blocks - 1 - n - lane;
+                if (j >= 0) next_k_scale = K_scale(j), next_v_scale = V_scale(j);
+            };
+            const auto scale_of_block = [](float scales, int n) { return __shfl_sync(simt::kFullMask, scales, n % 32); };
+            fetch_scales(n / 32 * 32);
+
+            std::uint32_t p[kK][4];  // A operand of the next P V
+            const auto start_pv = [&](int n) {
+                const int slot = slot_of(first + n);
+                ptx::mbarrier_wait(smem.v_full[slot], parity_of(first + n));
+#pragma unroll
+                for (int k = 0; k < kK; ++k) ptx::keep_in_place(p[k]);
+                ptx::keep_in_place(o);
+                ptx::wgmma_fence();
+#pragma unroll
+                for (int k = 0; k < kK; ++k)
+                    ptx::wgmma<E4m3, D>(o, p[k], Vs.advance(slot * VTile::kBytes).advance(VTile::column_step(k)), true);
+                ptx::wgmma_commit();
+            };
+            const auto finish_pv = [&](int n) {
+                ptx::wgmma_wait<0>();
+                ptx::keep_in_place(o);
+                if (speaks) ptx::mbarrier_arrive(smem.v_empty[slot_of(first + n)]);
+            };
+
+            // S and P of the n-th block of keys, and O of the one before.
+            const auto step = [&]<bool kFirst, bool kMasked>(int n) {
+                const int slot = slot_of(first + n), j = blocks - 1 - n;
+                if (kFirst || n % 32 == 0) {
+                    k_scales = next_k_scale, v_logs = log2f(next_v_scale), v_inverses = 1.0f / next_v_scale;
+                    fetch_scales(n / 32 * 32 + 32);
+                }
+                float s[Bc / 2];
+                ptx::mbarrier_wait(smem.k_full[slot], parity_of(first + n));
+#pragma unroll
+                for (int k = 0; k < kQ; ++k) ptx::keep_in_place(q[k]);
+                ptx::wgmma_fence();
+#pragma unroll
+                for (int k = 0; k < kQ; ++k)
+                    ptx::wgmma<E4m3, Bc>(s, q[k], Ks.advance(slot * KTile::kBytes).advance(KTile::column_step(k)), k > 0);
+                ptx::wgmma_commit();
+                if constexpr (!kFirst) start_pv(n - 1);
+                // A score is c s. V's scale counts as part of P: log2 of it is added to the score.
+                const float c = fmaxf(q_scale * scale_of_block(k_scales, n), 0x1p-126f);  // not 0, for -infinity times c
+                const float v_log = scale_of_block(v_logs, n), v_inverse = scale_of_block(v_inverses, n);
+                ptx::wgmma_wait<kFirst ? 0 : 1>();  // S is there, O not yet
+                ptx::keep_in_place(s);
+                if (speaks) ptx::mbarrier_arrive(smem.k_empty[slot]);
+
+                float top[2];
+#pragma unroll
+                for (int r = 0; r < 2; ++r) {
+                    if constexpr (kMasked) {
+                        const int i = i0 + row0 + 8 * r + g;
+#pragma unroll
+                        for (int x = 0; x < kN; ++x)
+#pragma unroll
+                            for (int e = 0; e < 2; ++e) {
+                                const int key = j * Bc + 8 * x + 2 * t + e;
+                                if (key >= Nkv || mask.hides(i, key)) s[4 * x + 2 * r + e] = -INFINITY;
+                            }
+                    }
+                    top[r] = fmaxf(s[2 * r], s[2 * r + 1]);
+#pragma unroll
+                    for (int x = 1; x < kN; ++x) top[r] = fmaxf(top[r], fmaxf(s[4 * x + 2 * r], s[4 * x + 2 * r + 1]));
+                    top[r] = c * top[r] + v_log;
+                }
+                // Each lane looks at its own columns. Mostly no maximum has grown by much, and the old one will do.
+                const bool rescale = __any_sync(simt::kFullMask, top[0] > m[0] + kStale || top[1] > m[1] + kStale);
+                float alpha[2];
+                if (rescale) {
+#pragma unroll
+                    for (int r = 0; r < 2; ++r) {
+                        const float m_new = fmaxf(m[r], simt::warp_max<4>(top[r]));  // the four lanes of a row
+                        alpha[r] = m_new == -INFINITY ? 1.0f : ptx::ex2_approx_ftz(m[r] - m_new);
+                        m[r] = m_new;
+                        l[r] *= alpha[r];
+                    }
+                }
+#pragma unroll
+                for (int r = 0; r < 2; ++r) {
+                    const float reference = (kMasked && m[r] == -INFINITY ? 0.0f : m[r]) - (v_log + kShift);
+                    float sum = 0.0f;
+#pragma unroll
+                    for (int x = 0; x < kN; ++x)
+#pragma unroll
+                        for (int e = 0; e < 2; ++e) {
+                            float& element = s[4 * x + 2 * r + e];
+                            element = ptx::ex2_approx_ftz(c * element - reference);
+                            sum += element;
+                        }
+                    l[r] += v_inverse * sum;
+                }
+                if constexpr (!kFirst) {
+                    finish_pv(n - 1);
+                    if (rescale) {
+#pragma unroll
+                        for (int x = 0; x < D / 8; ++x)
+#pragma unroll
+                            for (int e = 0; e < 4; ++e) o[4 * x + e] *= alpha[e / 2];
+                    }
+                }
+                // Four neighbours of the A operand are two of each of two 8-key columns: V's keys lie in this order.
+#pragma unroll
+                for (int k = 0; k < kK; ++k)
+#pragma unroll
+                    for (int e = 0; e < 4; ++e) {
+                        const float* pair = s + 16 * k + 8 * (e / 2) + 2 * (e % 2);
+                        p[k][e] = simt::pack_e4m3(pair[0], pair[1], pair[4], pair[5]);
+                    }
+            };
+
+            const int whole = mask.visible(i0, Nkv) / Bc;  // blocks that need no mask: the warpgroup's first row sees all their keys
+            step.template operator()<true, true>(n);
+            for (++n; n < blocks - whole; ++n) step.template operator()<false, true>(n);
+            for (; n < blocks; ++n) step.template operator()<false, false>(n);
+            start_pv(n - 1);
+            finish_pv(n - 1);
+        }
+
+        if (speaks) ptx::cp_async_bulk_wait_read<0>();  // O of the tile before has left
+        sync_warpgroup();
+        float inverse[2];
+#pragma unroll
+        for (int r = 0; r < 2; ++r) {
+            const float sum = simt::warp_sum<4>(l[r]);
+            inverse[r] = sum == 0.0f ? 0.0f : 1.0f / sum;
+            const int i = i0 + row0 + 8 * r + g;
+            constexpr float kLn2 = 0.6931471805599453f;
+            if (t == 0 && i < Nq) LSE3(tile.b, tile.h, i) = sum == 0.0f ? -INFINITY : kLn2 * (m[r] - kShift + log2f(sum));
+        }
+#pragma unroll
+        for (int k = 0; k < D / 16; ++k) {
+            std::uint32_t parts[4];  // 8 x 8 each: rows 0-7 and 8-15 of the left columns, then of the right ones
+#pragma unroll
+            for (int e = 0; e < 4; ++e) parts[e] = ptx::pack<T>(o[8 * k + 2 * e] * inverse[e % 2], o[8 * k + 2 * e + 1] * inverse[e % 2]);
+            ptx::stmatrix(parts, smem.o[wg].chunk(row0 + lane % 16, 16 * k + lane / 16 * 8));
+        }
+        ptx::fence_proxy_async();  // TMA shall see what this thread wrote
+        sync_warpgroup();          // and what the others did
+        if (speaks) {
+            if (i0 < Nq) ptx::cp_async_bulk_tensor_store(O_map, {0, i0, 0, tile.h, tile.b}, smem.o[wg].data);
+            ptx::cp_async_bulk_commit();
+        }
+    });
+    if (speaks) ptx::cp_async_bulk_wait_read<0>();  // shared memory ends with the block
+}
+
+}  // namespace step06

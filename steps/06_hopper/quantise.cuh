@@ -1,0 +1,179 @@
+// From 16 bits to e4m3: 64 rows of a head have one scale, the number that their largest magnitude is 448 times of. Q and K keep their
+// shape; V is transposed, because tensor cores take operands of 8 bits only with the summed index contiguous: for P V these are the keys.
+#pragma once
+
+#include "ptx/mma.hpp"
+#include "ptx/wgmma.hpp"
+#include "simt/e4m3.hpp"
+#include "simt/simt.hpp"
+#include "simt/vector.hpp"
+
+namespace step06 {
+
+using simt::TensorView;
+
+using E4m3 = __nv_fp8_e4m3;
+
+inline constexpr int kScaled = 64;              // rows that share a scale
+inline constexpr float kLeastScale = 0x1p-96f;  // so that its inverse, and log2, are finite: also for a block of zeros
+
+/// A quarter of a block's 64 rows has as many elements as 16 D; a thread holds 64 of the block.
+template <int D>
+struct Quantisation {
+    static_assert(D % 64 == 0, "warps are whole");
+    static constexpr int kThreads = D, kWarps = D / 32;
+    static constexpr int kBlocks = 1024 / kThreads;  // of an SM: 64 registers a thread
+    static constexpr std::size_t kShared = kWarps * sizeof(float);
+};
+
+using Chunk = std::uint32_t[4];  // eight elements of 16 bits
+
+template <class Address>
+SIMT_DEVICE void load(Chunk& chunk, Address from) {
+    const uint4 all = simt::load_global_16(from);
+    chunk[0] = all.x, chunk[1] = all.y, chunk[2] = all.z, chunk[3] = all.w;
+}
+
+/// The elements of a chunk.
+template <class T>
+struct Eight {
+    float x[8];
+    SIMT_DEVICE explicit Eight(const Chunk& pairs) {
+#pragma unroll
+        for (int e = 0; e < 4; ++e) {
+            const float2 pair = ptx::unpack<T>(pairs[e]);
+            x[2 * e] = pair.x;
+            x[2 * e + 1] = pair.y;
+        }
+    }
+};
+
+/// The largest magnitude of the elements that the threads of the block hold, kChunks times eight each. Infinite ones and NaN do not
+/// count: they become NaN, whatever the scale.
+template <class T, int D, int kChunks>
+SIMT_DEVICE float largest_of_block(const Chunk (&chunks)[kChunks]) {
+    constexpr int kWarps = Quantisation<D>::kWarps;
+    simt::SharedArena smem;
+    const auto of_warps = smem.vector<float>("of_warps", kWarps);
+    const auto over_block = [&](auto&& size_of) {
+        float largest = 0.0f;
+#pragma unroll
+        for (const Chunk& chunk : chunks) {
+            const Eight<T> eight(chunk);
+#pragma unroll
+            for (const float x : eight.x) largest = fmaxf(largest, size_of(x));
+        }
+        largest = simt::warp_max(largest);
+        if (threadIdx.x % 32 == 0) of_warps(threadIdx.x / 32) = largest;
+        __syncthreads();  // before the maxima of the other warps are read
+#pragma unroll
+        for (int w = 0; w < kWarps; ++w) largest = fmaxf(largest, of_warps(w));
+        return largest;
+    };
+    float largest = over_block([](float x) { return fabsf(x); });  // fmaxf() ignores NaN
+    if (largest == INFINITY) {
+        __syncthreads();  // before the maxima are written again
+        largest = over_block([](float x) { return fabsf(x) < INFINITY ? fabsf(x) : 0.0f; });
+    }
+    return largest;
+}
+
+/// What a block is divided by, and what its elements are multiplied with for that, where they are multiplied by `factor` too.
+struct Scaling {
+    float scale, multiplier;
+    SIMT_DEVICE Scaling(float largest, float factor)
+        : scale(fmaxf(fabsf(factor) * largest / simt::kLargestE4m3, kLeastScale)), multiplier(factor / scale) {}
+
+    /// e4m3 has no infinity, and rounding would make 448 of it: zero times infinity is NaN.
+    SIMT_DEVICE float operator()(float x) const { return 0.0f * x + x * multiplier; }
+};
+
+/// Rows 64 n to 64 n + 63 of a head of Q or K.
+template <class T, int D>
+SIMT_DEVICE void quantise_rows(const TensorView<const T, 2>& X,      // (N, D)
+                               const TensorView<uint2, 2>& X8_by_8,  // (N, D / 8)
+                               const TensorView<float, 1>& scales, int n, float factor) {
+    constexpr int kRow = D / 8;  // chunks of eight elements
+    const int row0 = kScaled * n + threadIdx.x / kRow, c = threadIdx.x % kRow, rows = X.extent(0) - row0;
+    Chunk chunks[8] = {};
+#pragma unroll
+    for (int u = 0; u < 8; ++u)
+        if (8 * u < rows) load(chunks[u], &X(row0 + 8 * u, 8 * c));
+    const Scaling scaling(largest_of_block<T, D>(chunks), factor);
+    if (threadIdx.x == 0) scales(n) = scaling.scale;
+#pragma unroll
+    for (int u = 0; u < 8; ++u) {
+        ptx::keep_in_place(chunks[u]);  // two registers for one if they stayed in float32 from the search for the largest
+        Eight<T> eight(chunks[u]);
+        float* x = eight.x;
+#pragma unroll
+        for (int e = 0; e < 8; ++e) x[e] = scaling(x[e]);
+        if (8 * u < rows)
+            X8_by_8(row0 + 8 * u, c) = uint2{simt::pack_e4m3(x[0], x[1], x[2], x[3]), simt::pack_e4m3(x[4], x[5], x[6], x[7])};
+    }
+}
+
+/// Keys 64 n to 64 n + 63 of a head of V, transposed; keys past the end become zeros. Within each 16, place 4t + e holds key
+/// 8 (e / 2) + 2t + e % 2: what lane t of a row holds of P is then, in order, its part of the A operand.
+template <class T, int D>
+SIMT_DEVICE void quantise_transposed(const TensorView<const T, 2>& V,              // (Nkv, D)
+                                     const TensorView<std::uint32_t, 2>& V8_by_4,  // (D, Nkv up to whole blocks / 4)
+                                     const TensorView<float, 1>& scales, int n) {
+    const int Nkv = V.extent(0);
+    // A thread has four keys and 16 columns: four bytes of each of 16 transposed rows. A warp writes 64 bytes of two of them at once.
+    const int place = threadIdx.x % 16;
+    const auto column = [](int half) { return static_cast<int>(threadIdx.x / 16 + half * (D / 16)) * 8; };
+    Chunk chunks[8] = {};
+#pragma unroll
+    for (int half = 0; half < 2; ++half)
+#pragma unroll
+        for (int e = 0; e < 4; ++e) {
+            const int key = kScaled * n + place / 4 * 16 + place % 4 * 2 + e / 2 * 8 + e % 2;
+            if (key < Nkv) load(chunks[4 * half + e], &V(key, column(half)));
+        }
+    const Scaling scaling(largest_of_block<T, D>(chunks), 1.0f);
+    if (threadIdx.x == 0) scales(n) = scaling.scale;
+#pragma unroll
+    for (Chunk& chunk : chunks) ptx::keep_in_place(chunk);
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+        const Eight<T> keys[4] = {Eight<T>(chunks[4 * half]), Eight<T>(chunks[4 * half + 1]), Eight<T>(chunks[4 * half + 2]),
+                                  Eight<T>(chunks[4 * half + 3])};
+#pragma unroll
+        for (int c = 0; c < 8; ++c)
+            V8_by_4(column(half) + c, kScaled / 4 * n + place) =
+                simt::pack_e4m3(scaling(keys[0].x[c]), scaling(keys[1].x[c]), scaling(keys[2].x[c]), scaling(keys[3].x[c]));
+    }
+}
+
+/// One thread block for 64 rows of a head: first those of Q, then of K, then of V.
+template <class T, int D>
+__global__ __launch_bounds__(Quantisation<D>::kThreads, Quantisation<D>::kBlocks) void quantise(
+    TensorView<const T, 4> Q,              // (B, Hq, Nq, D)
+    TensorView<const T, 4> K,              // (B, Hkv, Nkv, D)
+    TensorView<const T, 4> V,              // (B, Hkv, Nkv, D)
+    TensorView<uint2, 4> Q8_by_8,          // (B, Hq, Nq, D / 8)
+    TensorView<uint2, 4> K8_by_8,          // (B, Hkv, Nkv, D / 8)
+    TensorView<std::uint32_t, 4> V8_by_4,  // (B, Hkv, D, Nkv up to whole blocks / 4)
+    TensorView<float, 3> Q_scale,          // (B, Hq, ceil(Nq / 64))
+    TensorView<float, 3> K_scale,          // (B, Hkv, ceil(Nkv / 64))
+    TensorView<float, 3> V_scale,          // as K_scale
+    float q_factor) {
+    const int of_q = Q_scale.extent(2), of_kv = K_scale.extent(2), q_blocks = Q.extent(1) * of_q, kv_blocks = K.extent(1) * of_kv;
+    const int b = blockIdx.y;
+    int n = blockIdx.x;
+    if (n < q_blocks) {
+        const int h = n / of_q;
+        return quantise_rows<T, D>(Q(b, h), Q8_by_8(b, h), Q_scale(b, h), n % of_q, q_factor);
+    }
+    n -= q_blocks;
+    if (n < kv_blocks) {
+        const int h = n / of_kv;
+        return quantise_rows<T, D>(K(b, h), K8_by_8(b, h), K_scale(b, h), n % of_kv, 1.0f);
+    }
+    n -= kv_blocks;
+    const int h = n / of_kv;
+    quantise_transposed<T, D>(V(b, h), V8_by_4(b, h), V_scale(b, h), n % of_kv);
+}
+
+}  // namespace step06
