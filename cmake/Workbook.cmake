@@ -3,6 +3,7 @@ set(CMAKE_CXX_STANDARD 20)
 set(CMAKE_CXX_STANDARD_REQUIRED ON)
 set(CMAKE_CXX_EXTENSIONS OFF)
 set(CMAKE_EXPORT_COMPILE_COMMANDS ON)
+include(${CMAKE_CURRENT_LIST_DIR}/OneShape.cmake)
 
 find_program(CCACHE ccache)
 if(CCACHE)
@@ -88,6 +89,37 @@ function(workbook_step number)
   target_link_libraries(stage${number} PUBLIC common)
   add_executable(step${number} main.cpp)
   target_link_libraries(step${number} PRIVATE stage${number})
+  if(NOT WORKBOOK_GPU)
+    workbook_exercise(${number})
+  endif()
+endfunction()
+
+# exercise03 checks a learner's kernels: stage 03 in one shape, with the headers in exercise/kernels in the place of those of the same name
+# in the step. There scripts/exercises.py puts the learner's; until then they are the step's own.
+function(workbook_exercise number)
+  cmake_path(GET CMAKE_CURRENT_SOURCE_DIR FILENAME step)
+  set(folder ${CMAKE_CURRENT_BINARY_DIR}/exercise)
+  file(READ stage.cu text)
+  set_property(DIRECTORY APPEND PROPERTY CMAKE_CONFIGURE_DEPENDS stage.cu)
+  workbook_one_shape(text ${number})
+  file(CONFIGURE OUTPUT ${folder}/stage.cu CONTENT "${text}" @ONLY)
+  file(CONFIGURE OUTPUT ${folder}/main.cpp @ONLY CONTENT "#include \"${step}/stage.hpp\"
+#include \"stage/check.hpp\"
+
+int main(int argc, char** argv) { return workbook::check_main(step${number}::stage(), argc, argv); }
+")
+  file(GLOB kernels RELATIVE ${CMAKE_CURRENT_SOURCE_DIR} CONFIGURE_DEPENDS *.cuh)
+  foreach(kernel IN LISTS kernels)
+    # It must be there before the first build, or Ninja does not know that it is depended on.
+    if(NOT EXISTS ${folder}/kernels/${step}/${kernel})
+      file(COPY ${kernel} DESTINATION ${folder}/kernels/${step})
+    endif()
+  endforeach()
+  add_executable(exercise${number} EXCLUDE_FROM_ALL)
+  workbook_sources(exercise${number} ${folder}/stage.cu ${folder}/main.cpp)
+  target_include_directories(exercise${number} PRIVATE ${folder}/kernels ${CMAKE_CURRENT_SOURCE_DIR}/..)
+  target_compile_options(exercise${number} PRIVATE -Wno-unused -O1) # what takes time is compiling
+  target_link_libraries(exercise${number} PRIVATE common)
 endfunction()
 
 # Instructions of the architecture-specific set 90a: this target is compiled for it alone. No effect on the emulator's build.

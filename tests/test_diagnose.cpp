@@ -301,6 +301,8 @@ TEST(Diagnose, CausalMask) {
     expect(causal, "causal-one-too-many", hides([](P p, int i, int j) { return j > i + 1 + p.kv_seq - p.seq; }));
     expect(causal, "causal-inverted", hides([](P p, int i, int j) { return j <= i + p.kv_seq - p.seq; }));
     expect(causal, "causal-inverted", hides([](P p, int i, int j) { return j < i + p.kv_seq - p.seq; }), "before the diagonal");
+    expect(causal, "causal-tile-indices", hides([](P p, int i, int j) { return j % 128 > i % 64 + p.kv_seq - p.seq; }),
+           "tiles of 64 rows and");
     expect(full, "causal-not-asked", hides([](P p, int i, int j) { return j > i + p.kv_seq - p.seq; }), "bottom right");
     expect(full, "causal-not-asked", hides([](P, int i, int j) { return j > i; }), "top left");
     expect(causal, "causal-loop-short", wrong([](Kernel& k) {
@@ -311,6 +313,13 @@ TEST(Diagnose, CausalMask) {
                k.end_key = [](P p, int i0, int) { return std::min(p.kv_seq, (std::max(0, i0 + 1 + p.kv_seq - p.seq) + 7) / 8 * 8); };
            }),
            "diagonal of the tile's first row");
+    expect(full, "causal-loop-not-asked", wrong([](Kernel& k) {
+               k.end_key = [](P p, int i0, int Br) {
+                   const int seen = std::max(0, std::min(i0 + Br, p.seq) + p.kv_seq - p.seq);
+                   return std::min(p.kv_seq, (seen + 31) / 32 * 32);
+               };
+           }),
+           "32 keys");
 }
 
 TEST(Diagnose, MasksThatCoincideAreNamedTogether) {

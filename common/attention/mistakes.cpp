@@ -97,6 +97,33 @@ Statistics divided(const Tensors& t, RowPlace at, const Parameter&, std::span<do
     return stat;
 }
 
+// Lane j % a has key j. Where lanes do not combine what each of them has, every key is weighed by its lane's own sum, or against its
+// lane's own maximum; LSE is that of lane 0.
+Parameters lanes(const Problem& p) {
+    Parameters list;
+    for (int count : {32, 16})
+        if (p.kv_seq > 1) list.push_back({count, 0, 0, std::to_string(count)});
+    return list;
+}
+Statistics sum_of_a_lane(const Tensors& t, RowPlace at, const Parameter& lanes, std::span<double> s) {
+    const int n = visible(t, at), count = static_cast<int>(lanes.a);
+    const Statistics all = softmax(s, 0, n);
+    std::vector<double> l(count, 0.0);
+    for (int j = 0; j < n; ++j) l[j % count] += s[j];
+    for (int j = 0; j < n; ++j) s[j] /= l[j % count];
+    return {all.m, all.l * l[0]};
+}
+Statistics maximum_of_a_lane(const Tensors& t, RowPlace at, const Parameter& lanes, std::span<double> s) {
+    const int n = visible(t, at), count = static_cast<int>(lanes.a);
+    std::vector<double> m(count, -infinity);
+    for (int j = 0; j < n; ++j) m[j % count] = std::max(m[j % count], s[j]);
+    double l = 0;
+    for (int j = 0; j < static_cast<int>(s.size()); ++j) l += s[j] = j < n ? std::exp(s[j] - m[j % count]) : 0.0;
+    if (l != 0)
+        for (double& p : s) p /= l;
+    return {m[0], l};
+}
+
 Statistics bare_exponentials(const Tensors& t, RowPlace at, const Parameter&, std::span<double> s) {
     const Statistics stat = softmax(s, 0, visible(t, at));
     for (double& p : s) p *= stat.l > 0 ? stat.l * std::exp(stat.m) : 1;
@@ -155,6 +182,42 @@ Parameters causal_loops(const Problem& p) {
         }
     }
     return list;
+}
+// The mask of tiles of a rows and b keys, applied to the places in the tile.
+Parameters tiles_of_a_mask(const Problem& p) {
+    Parameters list;
+    if (!p.causal) return list;
+    const int offset = p.kv_seq - p.seq;
+    for (int rows : {16, 32, 64, 128})
+        for (int keys : {16, 32, 64, 96, 128}) {
+            if (rows >= p.seq && keys >= p.kv_seq) continue;            // the right mask
+            if (keys - 1 <= offset || rows - 1 + offset < 0) continue;  // hides nothing, or all
+            list.push_back({rows, keys, 0, "tiles of " + std::to_string(rows) + " rows and " + std::to_string(keys) + " keys"});
+        }
+    return list;
+}
+Statistics masked_within_tiles(const Tensors& t, RowPlace at, const Parameter& p, std::span<double> s) {
+    const int rows = static_cast<int>(p.a), keys = static_cast<int>(p.b), offset = t.problem.kv_seq - t.problem.seq;
+    for (int j = 0; j < static_cast<int>(s.size()); ++j)
+        if (j % keys > at.i % rows + offset) s[j] = -infinity;
+    const bool sees = std::any_of(s.begin(), s.end(), [](double x) { return x > -infinity; });
+    return softmax(s, 0, sees ? static_cast<int>(s.size()) : 0);
+}
+
+// The same loop, rounded up as it should be, where the problem is not causal.
+Parameters causal_loops_not_asked(const Problem& p) {
+    Parameters list;
+    if (p.causal) return list;
+    for (int rows : {16, 32, 64, 128})
+        for (int keys : {16, 32, 64, 96, 128})
+            if (rows < p.seq && keys < p.kv_seq)
+                list.push_back({rows, keys, 0, "tiles of " + std::to_string(rows) + " rows and " + std::to_string(keys) + " keys"});
+    return list;
+}
+Statistics causal_loop(const Tensors& t, RowPlace at, const Parameter& p, std::span<double> s) {
+    const int rows = static_cast<int>(p.a), keys = static_cast<int>(p.b), first_row = at.i / rows * rows;
+    const int seen = std::max(0, std::min(first_row + rows, t.problem.seq) + t.problem.kv_seq - t.problem.seq);
+    return first_keys(s, (seen + keys - 1) / keys * keys);
 }
 Statistics causal_loop_ends_early(const Tensors& t, RowPlace at, const Parameter& p, std::span<double> s) {
     const int rows = static_cast<int>(p.a), keys = static_cast<int>(p.b), first_row = at.i / rows * rows;
@@ -337,6 +400,13 @@ const Mistake table[] = {
      "O is the attention to the last of the tiles alone ({}): add to o and l on each tile instead of assigning, and clear "
      "them only once, before the loop.",
      streams_of_many_tiles, nullptr, only_last_tile<true, true>, false},
+    {"sum-of-a-lane",
+     "Each key is divided by the sum over the keys of its own lane, where {} lanes share a row: add up l over the lanes before it is used.",
+     lanes, nullptr, sum_of_a_lane, false},
+    {"maximum-of-a-lane",
+     "Each key is compared with the maximum over the keys of its own lane, where {} lanes share a row: take the maximum over the lanes "
+     "before it is subtracted.",
+     lanes, nullptr, maximum_of_a_lane, false},
     {"not-divided", "O is l times what it should be: divide each row by its sum l at the end.", once, nullptr, divided<0>, false},
     {"divided-twice", "O is what it should be divided by l once more: divide each row by its sum l only once.", once, nullptr, divided<2>,
      false},
@@ -360,10 +430,16 @@ const Mistake table[] = {
      when_causal, nullptr, beyond_diagonal, false},
     {"causal-inverted", "The causal mask is the wrong way round, it hides {}: hide key j from query i when j > i + Nkv - Nq.", inversions,
      nullptr, inverted, false},
+    {"causal-tile-indices",
+     "The causal mask compares places within the tile ({}): compare i = i0 + row and j = j0 + column of the whole sequence.",
+     tiles_of_a_mask, nullptr, masked_within_tiles, false},
     {"causal-loop-short",
      "The loop over key tiles ends before the diagonal ({}): it must reach the tile that holds the last key which the last row of the "
      "query tile sees, ceil((last row + 1 + Nkv - Nq) / Bc) tiles.",
      causal_loops, nullptr, causal_loop_ends_early, false},
+    {"causal-loop-not-asked",
+     "The loop over key tiles ends behind the diagonal ({}), and the problem is not causal: let it end there only when it is.",
+     causal_loops_not_asked, nullptr, causal_loop, false},
 
     {"tail-not-masked",
      "O is what an attention gives that counts {} with score 0 and value 0: set s to -infinity where j >= Nkv, before the maximum "

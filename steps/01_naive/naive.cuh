@@ -47,7 +47,9 @@ __global__ __launch_bounds__(kThreads) void scores(TensorView<const T, 4> Q,  //
             if (lane == t) mine = dot;
         }
         const int j = j0 + lane;
+        // exercise 01.1 begin
         if (j < Nkv) S(b, h, i, j) = from_float<T>(mask.hides(i, j) ? -INFINITY : scale * mine);
+        // exercise 01.1 end
     }
 }
 
@@ -61,6 +63,7 @@ __global__ __launch_bounds__(kThreads) void softmax(TensorView<const T, 4> S,   
     const int Nq = S.extent(2), Nkv = S.extent(3);
     if (i >= Nq) return;  // a whole warp
 
+    // exercise 01.2 begin
     float m = -INFINITY;
     for (int j = lane; j < Nkv; j += 32) m = fmaxf(m, to_float(S(b, h, i, j)));
     m = simt::warp_max(m);
@@ -70,10 +73,13 @@ __global__ __launch_bounds__(kThreads) void softmax(TensorView<const T, 4> S,   
     float l = 0.0f;
     for (int j = lane; j < Nkv; j += 32) l += __expf(to_float(S(b, h, i, j)) - m);
     l = simt::warp_sum(l);
+    // exercise 01.2 end
 
+    // exercise 01.3 begin
     const float inverse = sees_nothing ? 0.0f : 1.0f / l;
     for (int j = lane; j < Nkv; j += 32) P(b, h, i, j) = from_float<T>(__expf(to_float(S(b, h, i, j)) - m) * inverse);
     if (lane == 0) LSE(b, h, i) = sees_nothing ? -INFINITY : m + logf(l);
+    // exercise 01.3 end
 }
 
 template <class T, int kPerLane>
@@ -88,6 +94,7 @@ __global__ __launch_bounds__(kThreads) void weighted_sum(TensorView<const T, 4> 
     const auto has = [&](int e) { return lane + 32 * e < d; };
     const auto Vh = V(b, h / (O.extent(1) / V.extent(1)));  // (Nkv, d)
     float o[kPerLane] = {};
+    // exercise 01.4 begin
     for (int j0 = 0; j0 < Nkv; j0 += 32) {
         const int keys = min(32, Nkv - j0);
         const float mine = lane < keys ? to_float(P(b, h, i, j0 + lane)) : 0.0f;  // lane t holds the weight of key j0 + t
@@ -100,6 +107,7 @@ __global__ __launch_bounds__(kThreads) void weighted_sum(TensorView<const T, 4> 
             for (int e = 0; e < kPerLane; ++e) o[e] += p * v[e];
         }
     }
+    // exercise 01.4 end
 #pragma unroll
     for (int e = 0; e < kPerLane; ++e)
         if (has(e)) O(b, h, i, lane + 32 * e) = from_float<T>(o[e]);

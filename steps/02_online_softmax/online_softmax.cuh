@@ -28,7 +28,10 @@ __global__ __launch_bounds__(kThreads) void online_softmax(TensorView<const T, 4
     constexpr int kRows = kThreads / kLanes;  // of a block
     const int lane = threadIdx.x % kLanes;
     const int i = blockIdx.x * kRows + threadIdx.x / kLanes, h = blockIdx.y, b = blockIdx.z;
-    const int Nq = Q.extent(2), Nkv = K.extent(2), d = Q.extent(3), hkv = h / (Q.extent(1) / K.extent(1));
+    const int Nq = Q.extent(2), Nkv = K.extent(2), d = Q.extent(3);
+    // exercise 02.1 begin
+    const int hkv = h / (Q.extent(1) / K.extent(1));
+    // exercise 02.1 end
     // Teams past the last row stay for the shuffles of their warp, but touch no memory.
     const bool live = i < Nq;
     const auto has = [&](int e) { return live && (kWhole || lane + kLanes * e < d); };
@@ -48,12 +51,15 @@ __global__ __launch_bounds__(kThreads) void online_softmax(TensorView<const T, 4
     for (int j = 0; j < Nkv; ++j) {
         load(k, Kh, j);
         load(v, Vh, j);
+        // exercise 02.2 begin
         float s = 0.0f;
 #pragma unroll
         for (int e = 0; e < kPerLane; ++e) s += q[e] * k[e];
         s = simt::warp_sum<kLanes>(s);
         s = mask.hides(i, j) ? -INFINITY : scale * s;
+        // exercise 02.2 end
 
+        // exercise 02.3 begin
         const float m_new = fmaxf(m, s);
         const float reference = m_new == -INFINITY ? 0.0f : m_new;  // nothing seen yet: exp(-inf - 0) = 0, not NaN
         const float alpha = __expf(m - reference);                  // brings the past to the new maximum
@@ -62,13 +68,16 @@ __global__ __launch_bounds__(kThreads) void online_softmax(TensorView<const T, 4
         l = alpha * l + p;
 #pragma unroll
         for (int e = 0; e < kPerLane; ++e) o[e] = alpha * o[e] + p * v[e];
+        // exercise 02.3 end
     }
 
+    // exercise 02.4 begin
     const float inverse = l > 0.0f ? 1.0f / l : 0.0f;
 #pragma unroll
     for (int e = 0; e < kPerLane; ++e)
         if (has(e)) O(b, h, i, lane + kLanes * e) = from_float<T>(o[e] * inverse);
     if (live && lane == 0) LSE(b, h, i) = m + logf(l);  // a row that saw nothing: -inf + log 0 = -inf
+    // exercise 02.4 end
 }
 
 }  // namespace step02

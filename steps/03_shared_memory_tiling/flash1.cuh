@@ -75,7 +75,9 @@ __global__ __launch_bounds__(kThreads) void flash1(TensorView<const T, 4> Q4,   
 #pragma unroll
                         for (int v = 0; v < 4; ++v) {
                             const int r = r0 + y + kSide * u, c = c0 + x + kSide * v;
+                            // exercise 03.1 begin
                             const bool hidden = j0 + c >= Nkv || mask.hides(i0 + r, j0 + c);
+                            // exercise 03.1 end
                             if (r < Br && c < Bc) Ss(r, c) = hidden ? -INFINITY : scale * s[u][v];
                         }
                 }
@@ -97,6 +99,7 @@ __global__ __launch_bounds__(kThreads) void flash1(TensorView<const T, 4> Q4,   
                 }
                 l_block = simt::warp_sum(l_block);
                 if (lane == 0) {
+                    // exercise 03.2 begin
                     const float m_old = first ? -INFINITY : m(i), l_old = first ? 0.0f : l(i);
                     const float m_new = fmaxf(m_old, m_block);
                     const float past = m_old == -INFINITY ? 0.0f : l_old * __expf(m_old - m_new);
@@ -110,11 +113,13 @@ __global__ __launch_bounds__(kThreads) void flash1(TensorView<const T, 4> Q4,   
                         m(i) = m_new;
                         l(i) = l_new;
                     }
+                    // exercise 03.2 end
                 }
             }
             __syncthreads();  // P~ and the two factors are whole before they weigh V and the old O
 
             // O = keep * O + add * (P~ V), in global memory
+            // exercise 03.3 begin
             for (int r0 = 0; r0 < Br; r0 += kSide * kR)
                 for (int c0 = 0; c0 < D; c0 += kSide * kC) {
                     float o[kR][kC] = {};
@@ -134,6 +139,7 @@ __global__ __launch_bounds__(kThreads) void flash1(TensorView<const T, 4> Q4,   
                                 O_acc(i, c) = value;
                         }
                 }
+            // exercise 03.3 end
         }
         __syncthreads();  // before the next K and V overwrite the V that slower warps still read
     }

@@ -45,15 +45,15 @@ template <class T, int D>
 void forward(Forward& args) {
     const Problem& p = args.problem;
     const Tiles t = tiles(p, args.device.shared_memory_per_block).value();
-    const std::array<int, 3> rows = {p.batch, p.heads, p.seq};
-    const bool passes = p.kv_seq > t.Bc;  // with a single pass O_acc, l and m are never touched
+    const bool passes = p.kv_seq > t.Bc;  // with a single pass O_acc, l and m are never touched, and have no rows
+    const std::array<int, 3> rows = {p.batch, p.heads, passes ? p.seq : 0};
     const auto elements = static_cast<std::size_t>(passes ? p.rows() : 0);
     float* const o_acc = args.workspace.get<float>("O_acc", elements * D);
     float* const l = args.workspace.get<float>("l", elements);
     float* const m = args.workspace.get<float>("m", elements);
     launch(flash1<T, D>,
            {.name = "flash1", .grid = dim3(p.heads, p.batch), .block = kThreads, .smem = shared_bytes(p, t), .exec = &args.exec},
-           args.Q<T>(), args.K<T>(), args.V<T>(), simt::packed_view<float, 4>("O_acc", o_acc, {p.batch, p.heads, p.seq, D}),
+           args.Q<T>(), args.K<T>(), args.V<T>(), simt::packed_view<float, 4>("O_acc", o_acc, {rows[0], rows[1], rows[2], D}),
            simt::packed_view<float, 3>("l", l, rows), simt::packed_view<float, 3>("m", m, rows), args.O<T>(), args.LSE(), t.Br, t.Bc,
            p.scale(), Mask(p));
 }

@@ -22,7 +22,9 @@ __global__ __launch_bounds__(kThreads) void causal(TensorView<const T, 4> Q4,  /
     const auto O = O4(b, h);                    // (Nq, D)
     const auto LSE = LSE3(b, h);                // (Nq)
     const int Nq = Q.extent(0), Nkv = K.extent(0);
+    // exercise 04.1 begin
     const int end = mask.visible(min(i0 + Br, Nq) - 1, Nkv);  // keys that the last row of the block sees
+    // exercise 04.1 end
 
     simt::SharedArena smem;
     const auto Ks = smem.tile<float>("K", Bc, D, D + 1);

@@ -109,6 +109,7 @@ __global__ __launch_bounds__(Shape::kThreads) void tensor_core(TensorView<const 
 
         // S = Q K^T
         float s[kM][kN][4] = {};
+        // exercise 04.2 begin
 #pragma unroll
         for (int k = 0; k < kK; ++k) {
             if constexpr (!kQInRegisters) {
@@ -126,6 +127,7 @@ __global__ __launch_bounds__(Shape::kThreads) void tensor_core(TensorView<const 
                 }
             }
         }
+        // exercise 04.2 end
 
         // The largest of this lane's scores in each row. As long as none in the warp exceeds its row's m by a factor of more than 2^8
         // in P, m stays: it need not be the maximum, only the same in O, l and P, and near enough to it.
@@ -136,6 +138,7 @@ __global__ __launch_bounds__(Shape::kThreads) void tensor_core(TensorView<const 
 #pragma unroll
             for (int r = 0; r < 2; ++r) {
                 if constexpr (kMasked) {
+                    // exercise 04.3 begin
                     const int i = i0 + 16 * (warp * kM + u) + 8 * r + g;
 #pragma unroll
                     for (int n = 0; n < kN; ++n)
@@ -144,12 +147,14 @@ __global__ __launch_bounds__(Shape::kThreads) void tensor_core(TensorView<const 
                             const int key = j * Bc + 8 * n + 2 * t + e;
                             if (key >= Nkv || mask.hides(i, key)) s[u][n][2 * r + e] = -INFINITY;
                         }
+                    // exercise 04.3 end
                 }
                 top[u][r] = fmaxf(s[u][0][2 * r], s[u][0][2 * r + 1]);
 #pragma unroll
                 for (int n = 1; n < kN; ++n) top[u][r] = fmaxf(top[u][r], fmaxf(s[u][n][2 * r], s[u][n][2 * r + 1]));
                 grows |= top[u][r] > m[u][r] + slack;
             }
+        // exercise 04.4 begin
         if (__any_sync(simt::kFullMask, grows)) {
 #pragma unroll
             for (int u = 0; u < kM; ++u)
@@ -163,6 +168,7 @@ __global__ __launch_bounds__(Shape::kThreads) void tensor_core(TensorView<const 
                     for (int c = 0; c < kC; ++c) o[u][c][2 * r] *= alpha, o[u][c][2 * r + 1] *= alpha;
                 }
         }
+        // exercise 04.4 end
 
         // O += P V, with 16 keys at a time: their exponentials, packed into an A operand, then the products.
 #pragma unroll

@@ -14,11 +14,13 @@ __global__ __launch_bounds__(kThreads) void row_sums(TensorView<const T, 4> O,  
                                                      TensorView<float, 3> D) {   // (B, Hq, Nq)
     const int i = blockIdx.x * kWarps + threadIdx.x / 32, h = blockIdx.y, b = blockIdx.z;
     if (i >= O.extent(2)) return;  // a whole warp
+    // exercise 05.2 begin
     float o[kElements], g[kElements];
     load_row<32>(o, O(b, h), i);
     load_row<32>(g, dO(b, h), i);
     const float sum = dot<32>(o, g);
     if (threadIdx.x % 32 == 0) D(b, h, i) = sum;
+    // exercise 05.2 end
 }
 
 template <int kElements>

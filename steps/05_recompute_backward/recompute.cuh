@@ -40,7 +40,9 @@ SIMT_DEVICE void softmax_backward(float (&s)[kR][kC], float (&dp)[kR][kC], const
             const int j = j0 + x + kSide * v;
             const float p = i >= Nq || j >= Nkv || mask.hides(i, j) ? 0.0f : __expf(scale * s[u][v] - lse[u]);
             s[u][v] = p;
+            // exercise 05.1 begin
             dp[u][v] = p * (dp[u][v] - d[u]);
+            // exercise 05.1 end
         }
     }
 }
@@ -113,6 +115,7 @@ __global__ __launch_bounds__(kTileThreads) void recompute(TensorView<const T, 4>
                 ds, 0, 0, Br, Bc, D, [&](int r, int k) { return dOs(r, k); }, [&](int k, int c) { return Vs(c, k); });
             softmax_backward(p, ds, lse, d, i0, j0, Nq, Nkv, scale, mask);
 
+            // exercise 05.3 begin
             store_tile(PdS, p);
             __syncthreads();  // P is whole
             multiply(
@@ -122,8 +125,10 @@ __global__ __launch_bounds__(kTileThreads) void recompute(TensorView<const T, 4>
             __syncthreads();  // dS is whole
             multiply(
                 dk, 0, 0, Bc, D, Br, [&](int r, int k) { return PdS(k, r); }, [&](int k, int c) { return Qs(k, c); });
+            // exercise 05.3 end
 
             if constexpr (kAtomics) {
+                // exercise 05.4 begin
                 float dq[Br / kSide][D / kSide] = {};
                 multiply(
                     dq, 0, 0, Br, D, Bc, [&](int r, int k) { return PdS(r, k); }, [&](int k, int c) { return Ks(k, c); });
@@ -135,6 +140,7 @@ __global__ __launch_bounds__(kTileThreads) void recompute(TensorView<const T, 4>
 #pragma unroll
                     for (int c = 0; c < D / kSide; ++c) atomicAdd(&sum(i, x + kSide * c), dq[u][c]);
                 }
+                // exercise 05.4 end
             }
             __syncthreads();  // before the next Q and dO overwrite what slower warps still read
         }

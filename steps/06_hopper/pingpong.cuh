@@ -212,11 +212,13 @@ __global__ __launch_bounds__(Shape::kThreads, 1) void pingpong(  // tensors as t
                 }
         }
         if constexpr (!kFirst) {
+            // exercise 06.4 begin
             finish_pv(n - 1);
 #pragma unroll
             for (int c = 0; c < kC; ++c)
 #pragma unroll
                 for (int e = 0; e < 4; ++e) o[4 * c + e] *= alpha[e / 2];
+            // exercise 06.4 end
         }
 #pragma unroll
         for (int k = 0; k < kK; ++k)

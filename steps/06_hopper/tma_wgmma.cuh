@@ -82,15 +82,19 @@ __global__ __launch_bounds__(Shape::kThreads, Shape::kBlocks) void tma_wgmma(  /
     const int warp = __shfl_sync(simt::kFullMask, static_cast<int>(threadIdx.x / 32), 0);
     // Tiles are visited from the last to the first. The n-th uses slot n % kSlots for the (n / kSlots)-th time, counted from 0.
     const auto slot_of = [](int n) { return n % kSlots; };
+    // exercise 06.1 begin
     const auto parity_of = [](int n) { return static_cast<unsigned>(n / kSlots % 2); };
+    // exercise 06.1 end
 
     if (warp == Shape::kConsumers / 32) {  // the producer, of which one lane works
         if (blocks > 0 && ptx::elect_one()) {
             const auto load = [&](KvTile(&ring)[kSlots], const TensorMap& map, Mbarrier(&full)[kSlots], Mbarrier(&empty)[kSlots], int n) {
+                // exercise 06.2 begin
                 const int s = slot_of(n), j = blocks - 1 - n;
                 ptx::mbarrier_wait(empty[s], parity_of(n) ^ 1);  // at once in the first round: no phase has begun before phase 0
                 ptx::mbarrier_arrive_expect_tx(full[s], KvTile::kBytes);
                 ptx::cp_async_bulk_tensor_load(ring[s].data, map, {0, j * Bc, 0, h / group, b}, full[s], ptx::CachePolicy::evict_last);
+                // exercise 06.2 end
             };
             ptx::mbarrier_arrive_expect_tx(smem.q_full, QTile::kBytes);
             ptx::cp_async_bulk_tensor_load(smem.q.data, Q_map, {0, i0, 0, h, b}, smem.q_full, ptx::CachePolicy::evict_first);
@@ -171,6 +175,7 @@ __global__ __launch_bounds__(Shape::kThreads, Shape::kBlocks) void tma_wgmma(  /
 #pragma unroll
             for (int e = 0; e < 4; ++e) p[k][e] = ptx::pack<T>(s[8 * k + 2 * e], s[8 * k + 2 * e + 1]);
 
+        // exercise 06.3 begin
         ptx::mbarrier_wait(smem.v_full[slot], parity_of(n));
 #pragma unroll
         for (int k = 0; k < Bc / 16; ++k) ptx::keep_in_place(p[k]);
@@ -183,6 +188,7 @@ __global__ __launch_bounds__(Shape::kThreads, Shape::kBlocks) void tma_wgmma(  /
         ptx::wgmma_wait<0>();
         ptx::keep_in_place(o);
         if (speaks) ptx::mbarrier_arrive(smem.v_empty[slot]);
+        // exercise 06.3 end
     };
 
     if (blocks > 0) {

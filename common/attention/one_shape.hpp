@@ -1,5 +1,6 @@
 /// @file
-/// Wrong kernels are compiled for float32 alone: a mistake shows in one type, and each type costs seconds of compile time.
+/// What a stage that is cut down to one type and one shape (cmake/OneShape.cmake) calls in the place of with_type() and
+/// with_fp32_head_dim(): float32 and d = 64, whatever the problem says.
 #pragma once
 
 #include "attention/dtype.hpp"
@@ -11,7 +12,6 @@ decltype(auto) with_float(DType, F&& f) {
     return f.template operator()<float>();
 }
 
-/// Of the head dimensions of the float32 kernels d = 64 alone, for the same reason.
 template <class F>
 decltype(auto) with_d64(int, F&& f) {
     return f.template operator()<64>();
