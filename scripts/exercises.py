@@ -135,8 +135,11 @@ class Stage:
 
     def file_of_fault(self, task):
         holds = [name for name, text in self.kernels.items() if without_markers(text).count(task.fault[0]) == 1]
+        named = [name for name in holds if f"`{name}`" in task.text]
+        holds = named or holds
         if len(holds) != 1:
-            raise Refused(f"steps/{self.folder.name}: what {task.id} replaces is in {len(holds)} kernels once; in one is accepted: {task.fault[0]}")
+            raise Refused(f"steps/{self.folder.name}: what {task.id} replaces is in {len(holds)} kernels once; in one, or in one that its text names, "
+                          f"is accepted: {task.fault[0]}")
         return holds[0]
 
     def exercises(self):

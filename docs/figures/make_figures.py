@@ -1,10 +1,12 @@
 #!/usr/bin/env python3
-"""Draws the SVG figures of chapters 00 to 05 beside this file. Standard library only.
+"""Draws the SVG figures of chapters 00 to 06 beside this file. Standard library only.
 
-Every number in a figure is computed here from the constants below, so that a figure cannot drift from its formula.
+Every number in a figure is computed here from the constants below, so that a figure cannot drift from its formula, or read from a
+recorded measurement.
 Usage: python3 docs/figures/make_figures.py
 """
 
+import json
 import math
 from pathlib import Path
 from xml.sax.saxutils import escape
@@ -803,6 +805,49 @@ def backward_turn():
     s.save("backward_turn.svg")
 
 
+def hopper_timeline():
+    """Recorded by bench/watch_step06; of each part the first and the last block of keys may be cut off."""
+    recorded = json.loads((Path(__file__).resolve().parents[1] / "results/h200/2026-11-30-timeline-06c.json").read_text(encoding="utf-8"))
+    waits, multiplies, has_s, has_p, has_o, stored = range(6)
+    s = Svg(960, 610, "06c: who does what when", "Two spans of the same block on an H200: the beginning of a tile of Q, and the step from one tile to the next.")
+    spans = (0, "the first blocks of keys of a tile", 3300, 19300), (1, "from one tile of Q to the next", 512000, 528000)
+    left, width, lane = 120, 810, 42
+    for part, words, begin, end in spans:
+        top = 46 + part * 268
+        x = lambda clock: left + (min(max(clock, begin), end) - begin) / (end - begin) * width
+        s.text(left, top - 12, words, 15, "start", True)
+        for tick in range(0, 9):
+            at = left + tick * width / 8
+            s.line(at, top, at, top + 4 * lane + 20, LINE, 0.8)
+            s.text(at, top + 4 * lane + 36, f"{tick * (end - begin) // 8:,}", 12, fill=SOFT)
+        for w, events in enumerate(recorded["warpgroups"]):
+            y, marks = top + 8 + w * (lane + 4), events[part]
+            s.text(left - 12, y + 20, f"warpgroup {w}", 13, "end")
+            for n in range(len(marks[0])):
+                def bar(a, b, dy, h, fill):
+                    if a is not None and b is not None and b > begin and a < end:
+                        s.rect(x(a), y + dy, x(b) - x(a), h, fill, INK, 0, width=0.6)
+                bar(marks[waits][n], marks[multiplies][n], 0, 18, RED_PALE)
+                bar(marks[multiplies][n], marks[has_s][n], 0, 18, BLUE)
+                bar(marks[has_s][n], marks[has_p][n], 0, 18, SAND)
+                issued = marks[multiplies][n + 1] if n + 1 < len(marks[0]) and not marks[stored][n] else marks[has_p][n]
+                bar(issued, marks[has_o][n], 22, 12, BLUE_PALE)
+                bar(marks[has_o][n] if marks[stored][n] else None, marks[stored][n], 0, 18, GREEN_PALE)
+        y = top + 8 + 3 * (lane + 4)
+        s.text(left - 12, y + 16, "producer", 13, "end")
+        for tile, colour in enumerate((BLUE, RED)):
+            for at in recorded["producer"][part][tile]:
+                if at is not None and begin <= at <= end:
+                    s.line(x(at), y + 2, x(at), y + 22, colour, 2)
+    y = 590
+    for at, words, fill in ((120, "Q Kᵀ", BLUE), (210, "softmax", SAND), (315, "waits for its turn", RED_PALE), (470, "P V under way", BLUE_PALE),
+                            (610, "O goes out", GREEN_PALE)):
+        s.rect(at, y - 12, 16, 13, fill, INK, 0, width=0.6)
+        s.text(at + 22, y, words, 12, "start")
+    s.text(724, y, "loads begin: K blue, V red; clocks", 12, "start")
+    s.save("hopper_timeline.svg")
+
+
 if __name__ == "__main__":
     memory_hierarchy()
     growth()
@@ -817,3 +862,4 @@ if __name__ == "__main__":
     swizzle()
     backward_tiles()
     backward_turn()
+    hopper_timeline()

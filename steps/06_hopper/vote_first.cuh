@@ -360,11 +360,8 @@ __global__ __launch_bounds__(Shape::kThreads, 1) void vote_first(  // tensors as
             float inverse[2];
 #pragma unroll
             for (int r = 0; r < 2; ++r) {
-                const float sum = simt::warp_sum<4>(l[r]);
-                inverse[r] = sum > 0.0f ? 1.0f / sum : 0.0f;
-                const int i = i0 + row0 + 8 * r + g;
-                constexpr float kLn2 = 0.6931471805599453f;
-                if (t == 0 && i < Nq) LSE3(b, h, i) = sum > 0.0f ? kLn2 * (c_log2 * m[r] + log2f(sum)) : -INFINITY;
+                l[r] = simt::warp_sum<4>(l[r]);
+                inverse[r] = l[r] > 0.0f ? 1.0f / l[r] : 0.0f;
             }
 #pragma unroll
             for (int k = 0; k < D / 16; ++k) {
@@ -383,6 +380,12 @@ __global__ __launch_bounds__(Shape::kThreads, 1) void vote_first(  // tensors as
                 if (!Shape::kOwnO) ptx::cp_async_bulk_wait_read<0>();
             }
             if (!Shape::kOwnO) ptx::mbarrier_arrive(smem.q_empty[wg]);
+#pragma unroll
+            for (int r = 0; r < 2; ++r) {
+                const int i = i0 + row0 + 8 * r + g;
+                constexpr float kLn2 = 0.6931471805599453f;
+                if (t == 0 && i < Nq) LSE3(b, h, i) = l[r] > 0.0f ? kLn2 * (c_log2 * m[r] + log2f(l[r])) : -INFINITY;
+            }
             first += blocks;
         }
         if (wg == 0) take_turn();                       // the last one, which has no work
