@@ -84,14 +84,6 @@ Unit tensor_16bit(DType) { return Unit::tensor_16bit; }
 
 }  // namespace
 
-std::optional<std::string> refuses_16_bit(const Problem& problem, const Device& device, std::size_t bytes) {
-    if (problem.dtype == DType::f32) return "dtype = f32: tensor cores multiply f16 and bf16; variants 04a and 04b take f32";
-    const int d = problem.head_dim;
-    if (d != 64 && d != 128 && d != 256)
-        return "head_dim = " + std::to_string(d) + ": 64, 128 and 256 are accepted; stages 01 and 02 take any up to 256";
-    return refuses_device(device, bytes, "stages 01 to 04", "stages 01 and 02 need none");
-}
-
 const Stage& stage() {
     static const Stage the_stage = {
         .id = "06",
