@@ -127,6 +127,18 @@ WRONG_KERNELS(DECLARE)
     X(fp8_queries_released_too_early) \
     X(fp8_output_still_leaving)
 
+#define WRONG_VOTE_FIRST_KERNELS(X) \
+    X(vote_without_rescaling)       \
+    X(vote_too_generous)            \
+    X(queries_not_awaited)          \
+    X(passed_over_unseen)
+
+#define DECLARE_VOTE_FIRST(name)            \
+    namespace name {                        \
+    workbook::Variant vote_first_variant(); \
+    }
+WRONG_VOTE_FIRST_KERNELS(DECLARE_VOTE_FIRST)
+
 #define DECLARE_FP8(name)            \
     namespace name {                 \
     workbook::Variant fp8_variant(); \
@@ -571,58 +583,69 @@ private:
     }
 };
 
-void expect_told_of_fp8(const Variant& variant, const TestCase& test, const std::string& pattern) {
+void expect_told_of(const Variant& variant, const TestCase& test, const std::string& pattern) {
     static const Stage stage = {.id = "06", .title = "wrong"};
     const std::string text = told(variant, stage, test);
     EXPECT_TRUE(std::regex_search(text, std::regex(pattern))) << text;
 }
 /// Under every schedule.
-void expect_race_told_of_fp8(const Variant& variant, const std::string& pattern) {
+void expect_race_told_of(const Variant& variant, const std::string& pattern) {
     UnlikeBlocks test;
     for (const simt::Schedule schedule : {simt::Schedule::round_robin, simt::Schedule::lowest_first, simt::Schedule::highest_first}) {
         test.options.schedule = schedule;
         SCOPED_TRACE(name(schedule));
-        expect_told_of_fp8(variant, test, pattern);
+        expect_told_of(variant, test, pattern);
     }
 }
 
 constexpr const char* kTooFarOff = "^O: .*(is|are) off by more than the allowed";
 constexpr const char* kNan = "^O: .* NaN where the reference is not, or the reverse";
 
+TEST(WrongKernels, VoteWithoutRescaling) {
+    expect_told_of(vote_without_rescaling::vote_first_variant(), UnlikeBlocks(), "LSE is right.*how o is rescaled");
+}
+TEST(WrongKernels, VoteTooGenerous) { expect_told_of(vote_too_generous::vote_first_variant(), UnlikeBlocks(), kNan); }
+TEST(WrongKernels, QueriesNotAwaited) {
+    expect_race_told_of(queries_not_awaited::vote_first_variant(),
+                        "TMA load in vote_first: .* writes shared memory\\([0-9]+\\) while a wgmma");
+}
+TEST(WrongKernels, PassedOverUnseen) {
+    expect_race_told_of(passed_over_unseen::vote_first_variant(),
+                        "TMA load in vote_first: .* writes shared memory\\([0-9]+\\) while a wgmma");
+}
+
 TEST(WrongKernels, Fp8NotScaled) {
     UnlikeBlocks test;
     for (float& x : test.setup.inputs.v_host) x *= 8.0f;
     test.change();
-    expect_told_of_fp8(fp8_not_scaled::fp8_variant(), test, kTooFarOff);
+    expect_told_of(fp8_not_scaled::fp8_variant(), test, kTooFarOff);
 }
-TEST(WrongKernels, Fp8ScaleOfAnotherBlock) { expect_told_of_fp8(fp8_scale_of_another_block::fp8_variant(), UnlikeBlocks(), kTooFarOff); }
-TEST(WrongKernels, Fp8ScaleOfValuesInTheSum) {
-    expect_told_of_fp8(fp8_scale_of_values_in_the_sum::fp8_variant(), UnlikeBlocks(), kTooFarOff);
-}
-TEST(WrongKernels, Fp8KeysInOrder) { expect_told_of_fp8(fp8_keys_in_order::fp8_variant(), TestCase(four_tiles()), kTooFarOff); }
-TEST(WrongKernels, Fp8NotRescaled) { expect_told_of_fp8(fp8_not_rescaled::fp8_variant(), UnlikeBlocks(), kTooFarOff); }
-TEST(WrongKernels, Fp8SumNotRescaled) { expect_told_of_fp8(fp8_sum_not_rescaled::fp8_variant(), UnlikeBlocks(), kTooFarOff); }
-TEST(WrongKernels, Fp8MaximumTooOld) { expect_told_of_fp8(fp8_maximum_too_old::fp8_variant(), UnlikeBlocks(), kTooFarOff); }
-TEST(WrongKernels, Fp8TailNotZeroed) { expect_told_of_fp8(fp8_tail_not_zeroed::fp8_variant(), UnlikeBlocks(), kNan); }
+TEST(WrongKernels, Fp8ScaleOfAnotherBlock) { expect_told_of(fp8_scale_of_another_block::fp8_variant(), UnlikeBlocks(), kTooFarOff); }
+TEST(WrongKernels, Fp8ScaleOfValuesInTheSum) { expect_told_of(fp8_scale_of_values_in_the_sum::fp8_variant(), UnlikeBlocks(), kTooFarOff); }
+TEST(WrongKernels, Fp8KeysInOrder) { expect_told_of(fp8_keys_in_order::fp8_variant(), TestCase(four_tiles()), kTooFarOff); }
+TEST(WrongKernels, Fp8NotRescaled) { expect_told_of(fp8_not_rescaled::fp8_variant(), UnlikeBlocks(), kTooFarOff); }
+TEST(WrongKernels, Fp8SumNotRescaled) { expect_told_of(fp8_sum_not_rescaled::fp8_variant(), UnlikeBlocks(), kTooFarOff); }
+TEST(WrongKernels, Fp8MaximumTooOld) { expect_told_of(fp8_maximum_too_old::fp8_variant(), UnlikeBlocks(), kTooFarOff); }
+TEST(WrongKernels, Fp8TailNotZeroed) { expect_told_of(fp8_tail_not_zeroed::fp8_variant(), UnlikeBlocks(), kNan); }
 TEST(WrongKernels, Fp8InfinitySaturated) {
     UnlikeBlocks test;
     test.setup.inputs.k_host[0] = INFINITY;
     test.change();
-    expect_told_of_fp8(fp8_infinity_saturated::fp8_variant(), test, kNan);
+    expect_told_of(fp8_infinity_saturated::fp8_variant(), test, kNan);
 }
 TEST(WrongKernels, Fp8ZeroTimesInfinity) {
     UnlikeBlocks test;
     for (std::vector<float>* x : {&test.setup.inputs.q_host, &test.setup.inputs.k_host}) std::fill(x->begin(), x->end(), 0.0f);
     test.change();
-    expect_told_of_fp8(fp8_zero_times_infinity::fp8_variant(), test, kNan);
+    expect_told_of(fp8_zero_times_infinity::fp8_variant(), test, kNan);
 }
-TEST(WrongKernels, Fp8WarpsScaleAlone) { expect_race_told_of_fp8(fp8_warps_scale_alone::fp8_variant(), "race in quantise: .*of_warps"); }
+TEST(WrongKernels, Fp8WarpsScaleAlone) { expect_race_told_of(fp8_warps_scale_alone::fp8_variant(), "race in quantise: .*of_warps"); }
 TEST(WrongKernels, Fp8QueriesReleasedTooEarly) {
-    expect_race_told_of_fp8(fp8_queries_released_too_early::fp8_variant(),
-                            "barrier q_empty\\[0\\] completes phase 1 and nobody has waited for the phase before it");
+    expect_race_told_of(fp8_queries_released_too_early::fp8_variant(),
+                        "barrier q_empty\\[0\\] completes phase 1 and nobody has waited for the phase before it");
 }
 TEST(WrongKernels, Fp8OutputStillLeaving) {
-    expect_race_told_of_fp8(fp8_output_still_leaving::fp8_variant(), "while a wgmma or a store by TMA has yet to read it");
+    expect_race_told_of(fp8_output_still_leaving::fp8_variant(), "while a wgmma or a store by TMA has yet to read it");
 }
 
 // The mistakes that only a race check or an unlucky schedule can show are shown under every schedule.
