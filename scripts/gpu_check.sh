@@ -84,6 +84,10 @@ for folder in steps/[0-9][0-9]_*/; do
 done
 if ((!${#numbers[@]})); then fail "--stages=$stages: no such stage; accepted are the numbers of the folders in steps/"; fi
 
+# compared NN: options that choose what is compared with the emulator, where the last variants are not it. 06d multiplies in FP8, for
+# which the bounds of the comparison are not made.
+compared() { if [[ $1 == 06 ]]; then echo '--variant 06c --variant 06e'; fi; }
+
 # program PRESET NN
 program() { echo "$root/build/$1/steps"/"$2"_*/"step$2"; }
 
@@ -105,8 +109,9 @@ if [[ -n $emulate_into ]]; then
     for number in "${numbers[@]}"; do
         ./workbook run "$number" --cpu --list >/dev/null
         for case in "${cases[@]}"; do
-            read -r -a options <<<"${case#*|}"
-            "$(program cpu "$number")" "${options[@]}" --quiet --output "$emulate_into/$number-${case%%|*}.safetensors"
+            read -r -a options <<<"${case#*|} $(compared "$number")"
+            "$(program cpu "$number")" "${options[@]}" --quiet --output "$emulate_into/$number-${case%%|*}.safetensors" ||
+                if (($? != 3)); then exit 1; fi # 3: refused, as it will be on the GPU
         done
     done
     du -sh -- "$emulate_into"
@@ -160,7 +165,10 @@ run_case() {
     local kind=$1 number=$2 name=$3 log=$output/$1/$2-$3.log status=0 options tool=()
     read -r -a options <<<"$4"
     case $kind in
-        compare) options+=(--output "$output/compare/$number-$name.safetensors") ;;
+        compare)
+            read -r -a options <<<"$4 $(compared "$number")"
+            options+=(--output "$output/compare/$number-$name.safetensors")
+            ;;
         *) tool=(compute-sanitizer --tool "$kind" --error-exitcode 99 --print-limit 20) ;;
     esac
     timeout 300 "${tool[@]}" "$(program gpu "$number")" "${options[@]}" --repeats 1 --quiet >"$log" 2>&1 </dev/null || status=$?
