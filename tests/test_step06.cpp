@@ -94,7 +94,7 @@ TEST(Step06, ManyTiles) {
 
 TEST(Step06, RandomProblems) {
     SKIP_WITHOUT_HOPPER();
-    for (const Tested& t : all_variants()) check_random_problems(t, {64, 128, 256}, 1, 100, 600);
+    for (const Tested& t : all_variants()) check_random_problems(t, {64, 128, 256}, 1, emulating ? 40 : 200, 600);
 }
 
 // A persistent grid: blocks that go from tile to tile, fewer tiles than blocks, tiles whose warpgroups see nothing or have no rows.
