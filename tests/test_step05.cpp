@@ -178,15 +178,7 @@ TEST(Step05, RunsAgain) {
         const std::size_t q_bytes = p.q_elements() * sizeof(float), kv_bytes = p.kv_elements() * sizeof(float);
         DeviceBuffer o(q_bytes), lse(p.rows() * sizeof(float)), dq(q_bytes), dk(kv_bytes), dv(kv_bytes);
         Workspace workspace;
-        Forward forward{p,
-                        {in.q.data(), p.q_strides()},
-                        {in.k.data(), p.kv_strides()},
-                        {in.v.data(), p.kv_strides()},
-                        {o.data(), p.q_strides()},
-                        static_cast<float*>(lse.data()),
-                        test.setup.device,
-                        {},
-                        workspace};
+        Forward forward = forward_args(in, o, lse, test.setup.device, {}, workspace);
         run_forward(variant(id), forward);
         Backward backward{p,
                           forward.q,

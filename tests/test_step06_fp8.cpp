@@ -42,16 +42,7 @@ void change_inputs(TestCase& test, Change&& change) {
 class Quantised {
 public:
     explicit Quantised(const Inputs& in) : in_(in), o_(in.q.size()), lse_(static_cast<std::size_t>(in.problem.rows()) * sizeof(float)) {
-        const Problem& p = in.problem;
-        Forward args{p,
-                     {in.q.data(), p.q_strides()},
-                     {in.k.data(), p.kv_strides()},
-                     {in.v.data(), p.kv_strides()},
-                     {o_.data(), p.q_strides()},
-                     static_cast<float*>(lse_.data()),
-                     Device::current(),
-                     {},
-                     workspace_};
+        Forward args = forward_args(in, o_, lse_, Device::current(), {}, workspace_);
         run_forward(fp8(), args);
         synchronize(nullptr);
     }
