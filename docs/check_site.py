@@ -16,6 +16,7 @@ import base64
 import json
 import os
 import pathlib
+import re
 import shutil
 import subprocess
 import sys
@@ -170,9 +171,14 @@ def main():
             parser.error("chromium is not on PATH; on Debian: sudo apt-get install -y chromium")
         print("SKIPPED: chromium is not on PATH, so no page was opened")
         return 0
-    pages = [SITE / name for name in arguments.pages]
-    if not pages:
-        pages = [SITE / "index.html", *sorted(SITE.glob("md_*.html")), SITE / "annotated.html", SITE / "files.html"]
+    names = arguments.pages
+    if not names:
+        index = SITE / "pages.html"
+        chapters = re.findall(r'class="el" href="([^"]+)"', index.read_text()) if index.is_file() else []
+        if not chapters:
+            parser.error(f"{index} lists no page; build the site with ./workbook docs")
+        names = ["index.html", *chapters, "annotated.html", "files.html"]
+    pages = [SITE / name for name in names]
     for page in pages:
         if not page.is_file():
             parser.error(f"{page} is not there; build the site with ./workbook docs")
