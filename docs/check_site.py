@@ -41,18 +41,18 @@ EXAMINE = r"""
     const texts = document.createTreeWalker(text, NodeFilter.SHOW_TEXT);
     while (texts.nextNode()) {
         const node = texts.currentNode;
-        if (!node.parentElement.closest('code, pre, script, style, .fragment, .MathJax') && /\$|\\[()[\]]|\\f/.test(node.data))
-            wrong.push('formula left as text: ' + node.data.trim());
+        if (!node.parentElement.closest('code, pre, script, style, .fragment, .MathJax') && /\$|\\[()[\]]|\\f|\*\*|\]\(/.test(node.data))
+            wrong.push('left as text: ' + node.data.trim());
     }
     for (const image of document.images)
         if (!image.complete || !image.naturalWidth) wrong.push('image not loaded: ' + image.src);
-    const scrolled = document.getElementById('doc-content');
-    if (Math.max(scrolled.scrollWidth - scrolled.clientWidth, document.documentElement.scrollWidth - innerWidth) > 0) {
-        const scrolls = element => element != text && (getComputedStyle(element).overflowX != 'visible' || scrolls(element.parentElement));
-        const wide = [...text.querySelectorAll('*')].find(
-            element => element.getBoundingClientRect().right > innerWidth && !scrolls(element.parentElement));
-        wrong.push('wider than the window: ' + (wide ? wide.outerHTML.slice(0, 200) : 'the frame'));
-    }
+    const frame = document.getElementById('doc-content').getBoundingClientRect();
+    const scrolls = element => element != text && (getComputedStyle(element).overflowX != 'visible' || scrolls(element.parentElement));
+    const wide = [...text.querySelectorAll('*')].find(element => {
+        const box = element.getBoundingClientRect();
+        return box.width && (box.left < frame.left - 1 || box.right > frame.right + 1) && !scrolls(element.parentElement);
+    });
+    if (wide) wrong.push('wider than the window: ' + wide.outerHTML.slice(0, 200));
     return wrong;
 })()
 """

@@ -57,6 +57,12 @@ function links(text,    result, before, path, end) {
     return result text
 }
 
+# Replaces **, which Doxygen leaves as it is around a formula. What is bold may end on a later line of its paragraph.
+function strong(text) {
+    while (sub(/\*\*/, bold ? "</b>" : "<b>", text)) bold = !bold
+    return text
+}
+
 # Replaces the inline math of text that holds no code span.
 function inline(text,    result, open, rest, close_at, i, before, after) {
     result = ""
@@ -76,14 +82,14 @@ function inline(text,    result, open, rest, close_at, i, before, after) {
             }
         }
         if (close_at) {
-            result = result substr(text, 1, open - 1) "\\f$" substr(rest, 1, close_at - 1) "\\f$"
+            result = result strong(substr(text, 1, open - 1)) "\\f$" substr(rest, 1, close_at - 1) "\\f$"
             text = substr(rest, close_at + 1)
         } else {
-            result = result substr(text, 1, open)
+            result = result strong(substr(text, 1, open))
             text = rest
         }
     }
-    return result text
+    return result strong(text)
 }
 
 # Splits a line at its code spans and display formulas.
@@ -121,6 +127,7 @@ function line(text,    result, tick, math, run, close_at) {
 }
 
 {
+    if ($0 ~ /^[[:space:]]*$/) bold = 0
     marker = $0
     sub(/^[[:space:]>]*/, "", marker)
     if (fence == "" && !display && match(marker, /^(```+|~~~+)/)) {
