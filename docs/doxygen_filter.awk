@@ -67,7 +67,7 @@ function strong(text) {
 function inline(text,    result, open, rest, close_at, i, before, after) {
     result = ""
     # Doxygen takes what stands between quotation marks for one word, formulas and all.
-    if (text ~ /\$/) gsub(/"/, "\\&quot;", text)
+    gsub(/"/, "\\&quot;", text)
     while ((open = index(text, "$")) > 0) {
         before = substr(text, open - 1, open > 1)
         rest = substr(text, open + 1)
