@@ -100,7 +100,7 @@ TEST(BankConflicts, Broadcast) {
 
 __global__ void stores(int bytes, int stride) {
     if (bytes == 4) simt::store_shared_4(at(stride * me()), 0);
-    if (bytes == 16) simt::store_shared_16(at(stride * me()), {});
+    if (bytes == 16) simt::store_shared_16(at(stride * me()), uint4{});
 }
 
 TEST(BankConflicts, VectorStores) {
