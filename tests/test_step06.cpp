@@ -82,7 +82,7 @@ TEST(Step06, ManyTiles) {
     int schedule = 0;
     for (const Tested& t : all_variants())
         for (const int d : {64, 128, 256})
-            for (const int kv_seq : {640, 768, 1000})
+            for (const int kv_seq : {640, 1000})
                 for (const bool causal : {false, true}) {
                     const Problem p{
                         .heads = 2, .kv_heads = 2, .seq = 170, .kv_seq = kv_seq, .head_dim = d, .dtype = DType::bf16, .causal = causal};
@@ -94,7 +94,7 @@ TEST(Step06, ManyTiles) {
 
 TEST(Step06, RandomProblems) {
     SKIP_WITHOUT_HOPPER();
-    for (const Tested& t : all_variants()) check_random_problems(t, {64, 128, 256}, 1, emulating ? 40 : 200, 600);
+    for (const Tested& t : all_variants()) check_random_problems(t, {64, 128, 256}, 1, emulating ? 20 : 200, 600);
 }
 
 // A persistent grid: blocks that go from tile to tile, fewer tiles than blocks, tiles whose warpgroups see nothing or have no rows.
@@ -102,7 +102,7 @@ TEST(Step06c, TilesOfAPersistentGrid) {
     SKIP_WITHOUT_HOPPER();
     Tested t = tested(step06::stage().variants[2]);
     int schedule = 0;
-    for (const int sms : {1, 2, 3, 132})
+    for (const int sms : {1, 3})
         for (const int d : {64, 128, 256})
             for (const bool causal : {false, true}) {
                 const Problem p{.batch = 2,
@@ -125,7 +125,13 @@ TEST(Step06, ManyLaunchesGiveTheSameBits) {
     SKIP_WITHOUT_HOPPER();
     for (const Tested& t : all_variants())
         for (const bool causal : {false, true}) {
-            const Problem p{.heads = 4, .kv_heads = 2, .seq = 500, .kv_seq = 700, .head_dim = 64, .dtype = DType::bf16, .causal = causal};
+            const Problem p{.heads = 4,
+                            .kv_heads = 2,
+                            .seq = emulating ? 280 : 500,
+                            .kv_seq = emulating ? 200 : 700,
+                            .head_dim = 64,
+                            .dtype = DType::bf16,
+                            .causal = causal};
             Device device = t.device;
             device.sms = emulating ? 2 : 5;
             const TestCase test(p, 1, Distribution::normal, device, {0});
