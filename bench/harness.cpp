@@ -247,19 +247,7 @@ private:
             shared.backward->d_o = output_gradient(problem, workbook::Options{}, nullptr);
         }
         BackwardSetup& setup = *shared.backward;
-        Backward backward{problem,
-                          forward.q,
-                          forward.k,
-                          forward.v,
-                          forward.o,
-                          {setup.d_o.d_o.data(), problem.q_strides()},
-                          forward.lse,
-                          {dq.data(), problem.q_strides()},
-                          {dk.data(), problem.kv_strides()},
-                          {dv.data(), problem.kv_strides()},
-                          device_,
-                          {},
-                          workspace};
+        Backward backward = backward_args(forward, setup.d_o, dq, dk, dv);
         const Clock::time_point begin = Clock::now();
         run_backward(variant, backward);
         synchronize(backward.exec.stream);

@@ -65,7 +65,7 @@ int run(int argc, char** argv) {
     const auto watched = [&]<bool kMarks>() {
         const simt::Watch<kMarks> watch{static_cast<long long*>(cycles.data()), static_cast<long long*>(marks.data()),
                                         step06::watched::kEvents, kCapacity, options.block.value_or(1) - 1};
-        for (int warm_up = 0; warm_up < 3; ++warm_up) step06::launch_vote_first(args, watch);
+        for (int n = 0; n < 3; ++n) step06::launch_vote_first(args, watch);  // the last is kept
     };
     options.marks.empty() ? watched.template operator()<false>() : watched.template operator()<true>();
     synchronize(args.exec.stream);
@@ -87,7 +87,8 @@ int run(int argc, char** argv) {
             }
             file["actors"].push_back(events);
         }
-        std::ofstream(options.marks) << file << "\n";
+        std::ofstream out(options.marks);
+        if (!(out << file << "\n" << std::flush)) throw FileError(options.marks + " cannot be written");
     }
     return 0;
 }

@@ -287,10 +287,15 @@ def start(workbook, word, again=False):
     return 0
 
 
-def hint(workbook, word):
+def find_one(workbook, command, word):
     stage, task = workbook.find(word)
     if not task:
-        raise Refused(f"hint takes one exercise, but got '{word}'; stage {stage.number} has {' '.join(stage.tasks)}")
+        raise Refused(f"{command} takes one exercise, but got '{word}'; stage {stage.number} has {' '.join(stage.tasks)}")
+    return stage, task
+
+
+def hint(workbook, word):
+    stage, task = find_one(workbook, "hint", word)
     given = workbook.state["hints"].get(task.id, 0)
     if given == 0:
         print(f"{task.id} {task.title}\n\n{for_terminal(stage, task.text)}\n")
@@ -306,9 +311,7 @@ def hint(workbook, word):
 
 
 def solution(workbook, word):
-    stage, task = workbook.find(word)
-    if not task:
-        raise Refused(f"solution takes one exercise, but got '{word}'; stage {stage.number} has {' '.join(stage.tasks)}")
+    stage, task = find_one(workbook, "solution", word)
     source = f"steps/{stage.folder.name}/{task.file}"
     if task.is_bug:
         lines = [without_markers(stage.kernels[task.file]).splitlines(), stage.faulty(task).splitlines()]

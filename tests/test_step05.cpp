@@ -180,19 +180,7 @@ TEST(Step05, RunsAgain) {
         Workspace workspace;
         Forward forward = forward_args(in, o, lse, test.setup.device, {}, workspace);
         run_forward(variant(id), forward);
-        Backward backward{p,
-                          forward.q,
-                          forward.k,
-                          forward.v,
-                          forward.o,
-                          {test.backward.d_o.d_o.data(), p.q_strides()},
-                          forward.lse,
-                          {dq.data(), p.q_strides()},
-                          {dk.data(), p.kv_strides()},
-                          {dv.data(), p.kv_strides()},
-                          test.setup.device,
-                          {},
-                          workspace};
+        Backward backward = backward_args(forward, test.backward.d_o, dq, dk, dv);
         for (int n = 0; n < 10; ++n) {
             dq.poison();
             run_backward(variant(id), backward);

@@ -270,6 +270,24 @@ Forward forward_args(const Inputs& inputs, const DeviceBuffer& o, const DeviceBu
             workspace};
 }
 
+Backward backward_args(const Forward& forward, const OutputGradient& d_o, const DeviceBuffer& dq, const DeviceBuffer& dk,
+                       const DeviceBuffer& dv) {
+    const Problem& problem = forward.problem;
+    return {problem,
+            forward.q,
+            forward.k,
+            forward.v,
+            forward.o,
+            {d_o.d_o.data(), problem.q_strides()},
+            forward.lse,
+            {dq.data(), problem.q_strides()},
+            {dk.data(), problem.kv_strides()},
+            {dv.data(), problem.kv_strides()},
+            forward.device,
+            forward.exec,
+            forward.workspace};
+}
+
 Run run_variant(const Stage& stage, const Variant& variant, const Setup& setup) {
     const Problem& problem = setup.inputs.problem;
     Run run;
@@ -331,6 +349,7 @@ BackwardRun run_variant(const Stage& stage, const BackwardVariant& variant, cons
     simt::Ledger ledger;
     Progress progress(report.label());
     const simt::Execution exec = execution(setup, ledger, progress);
+    const Forward forward = forward_args(in, o, lse, setup.device, exec, workspace);
     if (backward.forward) {
         run.forward = backward.forward->result;
         const HostTensor rounded = HostTensor::from_float(problem.dtype, {problem.q_elements()}, run.forward.o);
@@ -338,7 +357,7 @@ BackwardRun run_variant(const Stage& stage, const BackwardVariant& variant, cons
         lse.upload(run.forward.lse.data(), lse.size());
         report.verdict = judge_run(in, setup.want, setup.plain, run.forward);
     } else {
-        Forward args = forward_args(in, o, lse, setup.device, exec, workspace);
+        Forward args = forward;
         args.exec.ledger = nullptr;  // what counts is the backward pass
         run_forward(variant, args);
         synchronize(exec.stream);
@@ -354,19 +373,7 @@ BackwardRun run_variant(const Stage& stage, const BackwardVariant& variant, cons
     }
     report.saved_memory = lse.size() + workspace.allocated();
 
-    Backward args{problem,
-                  {in.q.data(), problem.q_strides()},
-                  {in.k.data(), problem.kv_strides()},
-                  {in.v.data(), problem.kv_strides()},
-                  {o.data(), problem.q_strides()},
-                  {backward.d_o.d_o.data(), problem.q_strides()},
-                  static_cast<const float*>(lse.data()),
-                  {dq.data(), problem.q_strides()},
-                  {dk.data(), problem.kv_strides()},
-                  {dv.data(), problem.kv_strides()},
-                  setup.device,
-                  exec,
-                  workspace};
+    Backward args = backward_args(forward, backward.d_o, dq, dk, dv);
     Tracing tracing(setup, args.exec);
     tracing.queries({{"Q", args.q}, {"O", args.o}, {"dO", args.d_o}, {"dQ", args.dq}});
     tracing.keys({{"K", args.k}, {"V", args.v}, {"dK", args.dk}, {"dV", args.dv}});

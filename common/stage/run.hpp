@@ -82,6 +82,10 @@ Forward forward_args(const Inputs& inputs, const DeviceBuffer& o, const DeviceBu
 /// What judge() compares a variant's error with, on the rows of `plain`: that itself, or where the variant rounds more the variant's own.
 ReferenceRows yardstick(const Variant& variant, const Inputs& inputs, const ReferenceRows& plain);
 
+/// What a backward launch gets after that forward launch.
+Backward backward_args(const Forward& forward, const OutputGradient& d_o, const DeviceBuffer& dq, const DeviceBuffer& dk,
+                       const DeviceBuffer& dv);
+
 /// The outputs as a kernel left them on the device, and which elements still hold the poison.
 Result fetch_result(const Problem& problem, const DeviceBuffer& o, const DeviceBuffer& lse);
 

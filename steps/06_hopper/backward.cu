@@ -114,8 +114,6 @@ std::size_t workspace(const Problem& p, const Device&) {
     });
 }
 
-Unit tensor_16bit(DType) { return Unit::tensor_16bit; }
-
 }  // namespace
 
 std::vector<BackwardVariant> backward_variants(void (*forward)(Forward&)) {

@@ -61,6 +61,9 @@ inline std::optional<std::string> refuses_16_bit(const Problem& problem, const D
     return refuses_device(device, bytes, "stages 01 to 04", "stages 01 and 02 need none");
 }
 
+/// What multiplies in the variants for 16-bit types.
+inline Unit tensor_16bit(DType) { return Unit::tensor_16bit; }
+
 /// 06c.
 Variant vote_first_variant();
 /// 06d.

@@ -80,7 +80,6 @@ Movement pingpong_moves(const Problem& p, const Device&) {
 }
 
 std::size_t no_workspace(const Problem&, const Device&) { return 0; }
-Unit tensor_16bit(DType) { return Unit::tensor_16bit; }
 
 }  // namespace
 

@@ -23,10 +23,9 @@ Movement moves(const Problem& p, const Device& device) {
 }
 
 std::size_t workspace_bytes(const Problem&, const Device&) { return 2 * sizeof(int); }
-Unit unit(DType) { return Unit::tensor_16bit; }
 
 }  // namespace
 
-Variant vote_first_variant() { return {"06c", "vote_first", refuses, forward, moves, workspace_bytes, unit}; }
+Variant vote_first_variant() { return {"06c", "vote_first", refuses, forward, moves, workspace_bytes, tensor_16bit}; }
 
 }  // namespace step06
