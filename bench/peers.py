@@ -5,7 +5,8 @@ ceilings too: a device-to-device copy and matrix products.
 
 Each output is compared with a float64 reference on sampled rows before it is timed. A backend that refuses a case is recorded as
 an error with PyTorch's reason; nothing falls back to another backend, and a profile of one case for each backend and type says
-which kernels ran. Inputs are random normal, layout (B, H, N, d). Times are medians of CUDA-event timings, queued without waiting.
+which kernels ran. Inputs are random normal, by default in memory as (B, H, N, d). Times are medians of CUDA-event timings, queued
+without waiting. With --beside the workbook's own kernels are timed in between, case by case, so that the card is as warm for both.
 With --backward it times gradients instead: the backward pass alone (torch.autograd.grad on a graph that is kept), and a forward with
 the backward pass after it. dQ, dK and dV are compared with float64 likewise.
 
@@ -28,6 +29,7 @@ import signal
 import statistics
 import subprocess
 import sys
+import tempfile
 import warnings
 
 from cases import DTYPES, PEERS, Case, grouped_heads, quick, sweep
@@ -117,7 +119,7 @@ def launcher(backend, case, q, k, v):
     return launch
 
 
-def task(backend, case, q, k, v):
+def task(backend, case, layout, q, k, v):
     """(what is timed, its checked results) of a case: a function without arguments, and O, or (dQ, dK, dV) and dO. To be called where
     first_run() may be; what is timed is to be called within pinned(backend)."""
     if case.direction == "fwd":
@@ -127,7 +129,7 @@ def task(backend, case, q, k, v):
     forward = launcher(backend, case, *leaves)
     output = first_run(backend, forward)
     generator = torch.Generator(device=q.device).manual_seed(1)
-    d_o = torch.randn(output.shape, generator=generator, device=q.device, dtype=q.dtype)
+    d_o = in_memory(case, q.device, case.heads, case.seq, layout, generator)
 
     def backward():
         return torch.autograd.grad(output, leaves, d_o, retain_graph=True)
@@ -170,15 +172,19 @@ def refusal(backend, messages):
 # Check ------------------------------------------------------------------------------------------------------------------------
 
 
-def inputs(case, device):
-    """Q, K, V: random normal, packed (B, H, N, d)."""
-    generator = torch.Generator(device=device).manual_seed(0)
+def in_memory(case, device, heads, seq, layout, generator):
+    """A random normal tensor (B, heads, seq, d) that lies in memory as `layout` says."""
     dtype = {"f32": torch.float32, "f16": torch.float16, "bf16": torch.bfloat16}[case.dtype]
+    shape = (case.batch, heads, seq, case.head_dim) if layout == "bhnd" else (case.batch, seq, heads, case.head_dim)
+    x = torch.randn(*shape, generator=generator, device=device, dtype=dtype)
+    return x if layout == "bhnd" else x.transpose(1, 2)
 
-    def normal(heads, seq):
-        return torch.randn(case.batch, heads, seq, case.head_dim, generator=generator, device=device, dtype=dtype)
 
-    return normal(case.heads, case.seq), normal(case.kv_heads, case.kv_seq), normal(case.kv_heads, case.kv_seq)
+def inputs(case, options):
+    """Q, K, V (B, H, N, d): random normal, packed in the layout that was asked for."""
+    generator = torch.Generator(device=options.device).manual_seed(0)
+    return tuple(in_memory(case, options.device, heads, seq, options.layout, generator)
+                 for heads, seq in ((case.heads, case.seq), (case.kv_heads, case.kv_seq), (case.kv_heads, case.kv_seq)))
 
 
 def check(case, q, k, v, output):
@@ -314,7 +320,7 @@ def run_case(backend, case, tensors, options):
         torch.cuda.synchronize()
         before = torch.cuda.memory_allocated()
         torch.cuda.reset_peak_memory_stats()
-        launch, results = task(backend, case, q, k, v)
+        launch, results = task(backend, case, options.layout, q, k, v)
         torch.cuda.synchronize()
         extra = torch.cuda.max_memory_allocated() - before
         if case.direction == "fwd":
@@ -372,6 +378,35 @@ def ceilings(options):
         torch.cuda.empty_cache()
 
 
+# The workbook's own kernels ---------------------------------------------------------------------------------------------------
+
+
+def beside(case, options):
+    """The entries of `case` in the JSON that the benchmark program of --beside writes when it is asked for that case alone."""
+    names = f"^step[0-9]+/({options.variants})/{re.escape(case.name())}/"
+    with tempfile.TemporaryDirectory() as folder:
+        path = os.path.join(folder, "case.json")
+        command = [options.beside, f"--benchmark_filter={names}", f"--benchmark_out={path}", f"--max-seconds={options.max_seconds:g}"]
+        ran = subprocess.run(command + case_options(case), capture_output=True, text=True)
+        try:
+            with open(path, encoding="utf-8") as file:
+                document = json.load(file)
+        except (OSError, ValueError):
+            reason = first_line(ran.stderr) if ran.stderr.strip() else "it wrote no results"
+            raise Wrong(f"{options.beside}: exit status {ran.returncode}: {reason}") from None
+    options.wrong += ran.returncode == 1
+    for key, value in document["context"].items():
+        options.own_context.setdefault(key, value)
+    return document["benchmarks"]
+
+
+def case_options(case):
+    """The options by which a benchmark program gets that case alone."""
+    sizes = {"batch": case.batch, "heads": case.heads, "kv-heads": case.kv_heads, "seq": case.seq, "kv-seq": case.kv_seq,
+             "head-dim": case.head_dim, "dtype": case.dtype}
+    return [f"--{name}={value}" for name, value in sizes.items()] + ["--causal"] * case.causal
+
+
 # Which kernel ran ---------------------------------------------------------------------------------------------------------------
 
 
@@ -422,8 +457,8 @@ def verify(done, entries, options):
     for (backend, dtype, direction), cases in done.items():
         case, label = cases[0], None
         try:
-            tensors = inputs(case, options.device)
-            launch = launcher(backend, case, *tensors) if direction == "fwd" else task(backend, case, *tensors)[0]
+            tensors = inputs(case, options)
+            launch = launcher(backend, case, *tensors) if direction == "fwd" else task(backend, case, options.layout, *tensors)[0]
             with pinned(backend):
                 kernels = profile(launch)
         except Exception as error:  # the profiler may be missing rights or a library: the times stand, without names
@@ -520,17 +555,31 @@ def parse_options(words):
     one.add_argument("--head-dim", type=size, metavar="d", help="default 128")
     one.add_argument("--dtype", choices=DTYPES, help="default bf16")
     one.add_argument("--causal", action="store_true", help="aligned to the bottom right")
-    parser.add_argument("--backward", action="store_true", help="gradients instead: of each case the backward pass alone, and both passes")
+    parser.add_argument("--backward", nargs="?", const="bwd,fwdbwd", choices=("bwd,fwdbwd", "bwd"), metavar="bwd",
+                        help="gradients instead: of each case the backward pass alone, and both passes; with =bwd the former only")
     parser.add_argument("--backends", metavar="A,B", help="of " + ", ".join(PEERS) + "; default: all that are installed")
     parser.add_argument("--no-ceilings", action="store_true", help="leave out the copy and the matrix products")
     parser.add_argument("--repeats", type=number(int, 2, 10000, "a whole number from 2 to 10000"), metavar="N",
                         help="repeat each case so often; default: for 0.3 s, and 10 times where that takes no more than 1 s")
+    parser.add_argument("--layout", choices=("bhnd", "bnhd"), default="bhnd", help="order in memory: (B, H, N, d), the default, or (B, N, H, d)")
+    parser.add_argument("--beside", metavar="PROGRAM", help="a benchmark program of the workbook, build/gpu/bench/bench_stepNN: before each "
+                                                            "case it times its kernels on it; --beside-out is needed too")
+    parser.add_argument("--variants", metavar="REGEX", default="[^/]+", help="of --beside only these; default all")
+    parser.add_argument("--beside-out", metavar="FILE", help="where to write what --beside measured")
     parser.add_argument("--max-seconds", type=number(float, 0.01, 3600, "0.01 to 3600"), default=10.0, metavar="S",
                         help="skip a case of which one run takes longer; default 10")
     parser.add_argument("--out", metavar="FILE", help="default: standard output. FILE.partial grows as cases end")
     parser.add_argument("--list", action="store_true", help="print the names of the cases and end")
     options = parser.parse_args(words)
 
+    if (options.beside is None) != (options.beside_out is None):
+        parser.error("arguments --beside and --beside-out: accepted are both or neither")
+    if options.beside and not os.access(options.beside, os.X_OK):
+        parser.error(f"argument --beside: {options.beside}: accepted is a program; ./workbook bench builds them")
+    try:
+        re.compile(options.variants)
+    except re.error as error:
+        parser.error(f'argument --variants: "{options.variants}": not a regular expression: {error}')
     options.backend_list = list(PEERS)
     if options.backends is not None:
         options.backend_list = list(dict.fromkeys(options.backends.split(",")))
@@ -553,9 +602,9 @@ def parse_options(words):
     options.cases += grouped_heads() if options.gqa else []
     options.cases = list(dict.fromkeys(options.cases))
     if options.backward:
-        both = ("bwd", "fwdbwd")
-        options.cases = [dataclasses.replace(case, direction=direction) for case in options.cases for direction in both]
-        asked = {dataclasses.replace(case, direction=direction) for case in asked for direction in both}
+        directions = options.backward.split(",")
+        options.cases = [dataclasses.replace(case, direction=direction) for case in options.cases for direction in directions]
+        asked = {dataclasses.replace(case, direction=direction) for case in asked for direction in directions}
     options.plan = [(case, [backend for backend in options.backend_list
                             if case.dtype != "f32" or case in asked or backend in ("torch_math", "torch_efficient")])
                     for case in options.cases]
@@ -594,8 +643,12 @@ def run_all(options, entries, add):
             add(new, "ceiling")
     total, count, done = sum(len(backends) for _, backends in options.plan), 0, {}
     for case, backends in options.plan:
+        if options.beside:
+            for own in beside(case, options):
+                options.own.append(own)
+                progress(f"{own['name']}: " + (own.get("error_message") or f"{own['TFLOPS']:.1f} TFLOPS"))
         try:
-            tensors = inputs(case, options.device)
+            tensors = inputs(case, options)
         except torch.OutOfMemoryError as error:
             tensors, reason = None, "refused: out of memory: " + first_line(error)
             torch.cuda.empty_cache()
@@ -627,6 +680,7 @@ def main(words):
         progress("peers.py: PyTorch sees no usable GPU; there is nothing to time without one")
         return 3
     options.device, options.wrong = torch.device("cuda"), 0
+    options.own, options.own_context = [], {}
     torch.set_float32_matmul_precision("highest")  # no TF32 in the f32 matrix products of the math backend
     missing = available(options)
     for backend, why in missing.items():
@@ -654,6 +708,9 @@ def main(words):
             write(partial, document)
         try:
             run_all(options, entries, add)
+        except Wrong as error:  # --beside
+            progress(f"peers.py: stopped: {error}")
+            options.wrong += 1
         except (Stopped, RuntimeError) as error:  # a RuntimeError is CUDA's: after it nothing that follows can be trusted
             why = str(error) if isinstance(error, Stopped) else "the GPU failed: " + first_line(error)
             progress(f"peers.py: stopped: {why}")
@@ -665,6 +722,8 @@ def main(words):
                 entries.append(failed(left.pop(0), f"failed: {first_line(error)}"))
             entries += [failed(name, f"skipped: not begun: stopped: {why}") for name in left]
         write(options.out, document)
+        if options.beside:
+            write(options.beside_out, {"context": options.own_context, "benchmarks": options.own})
         if partial:
             os.remove(partial)
     except OSError as error:
