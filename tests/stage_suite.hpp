@@ -286,10 +286,11 @@ inline void check_very_negative_logits(const Tested& tested) {
 }
 
 /// The maximum of each row grows, or falls, along the keys by a given power of two in P for every 64 of them: an online softmax that
-/// rescales at each new maximum, at some of them only, or never has work of each kind to do.
+/// rescales at each new maximum, at some of them only, or never has work of each kind to do. Also where all logits are far below zero.
 inline void check_growing_maxima(const Tested& tested) {
-    for (const float bits : {0.5f, 3.0f, 20.0f, -3.0f, -20.0f}) {
-        SCOPED_TRACE("maxima growing by a factor of 2^" + std::to_string(bits) + " in 64 keys");
+    for (const auto& [bits, below_zero] :
+         {std::pair{0.5f, false}, {3.0f, false}, {20.0f, false}, {20.0f, true}, {-3.0f, false}, {-20.0f, false}}) {
+        SCOPED_TRACE("maxima growing by a factor of 2^" + std::to_string(bits) + " in 64 keys" + (below_zero ? ", below zero" : ""));
         const Problem p{
             .batch = 1, .heads = 2, .kv_heads = 1, .seq = 70, .kv_seq = 330, .head_dim = tested.head_dim, .dtype = tested.types[0]};
         TestCase test(p, 1, Distribution::normal, tested.device);
@@ -298,6 +299,11 @@ inline void check_growing_maxima(const Tested& tested) {
         for (float& x : in.q_host) x = 1.0f + 0.1f * x;
         for (std::size_t e = 0; e < in.k_host.size(); ++e)
             in.k_host[e] = 0.1f * in.k_host[e] + slope * static_cast<float>(e / static_cast<std::size_t>(p.head_dim));
+        if (below_zero) {  // by one element of each row of Q and of K: the others are what they were
+            const auto row = static_cast<std::size_t>(p.head_dim);
+            for (std::size_t e = 0; e < in.q_host.size(); e += row) in.q_host[e] = 64.0f;
+            for (std::size_t e = 0; e < in.k_host.size(); e += row) in.k_host[e] = -64.0f;
+        }
         upload_rounded(in.q, p.dtype, in.q_host);
         upload_rounded(in.k, p.dtype, in.k_host);
         test.setup.want = reference_forward(p, in.q_host, in.k_host, in.v_host);

@@ -77,9 +77,15 @@ public:
         });
     }
 
-    void expect_scales(const std::string& name, const std::vector<float>& want) {
-        const auto got = fetch<float>(name + "_scale", want.size());
-        for (std::size_t n = 0; n < want.size(); ++n) ASSERT_EQ(got[n], want[n]) << name << "_scale of block " << n;
+    void expect_scales(const std::vector<float>& q, const std::vector<float>& k, const std::vector<float>& v) {
+        const auto of_q = fetch<float>("Q_scale", q.size()), of_kv = fetch<float>("KV_scale", 4 * k.size());
+        for (std::size_t n = 0; n < q.size(); ++n) ASSERT_EQ(of_q[n], q[n]) << "Q's scale of block " << n;
+        for (std::size_t n = 0; n < k.size(); ++n) {
+            ASSERT_EQ(of_kv[4 * n], k[n]) << "K's scale of block " << n;
+            ASSERT_EQ(of_kv[4 * n + 1], v[n]) << "V's scale of block " << n;
+            ASSERT_NEAR(of_kv[4 * n + 2], std::log2(v[n]), 1e-5) << "log2 of V's scale of block " << n;
+            ASSERT_FLOAT_EQ(of_kv[4 * n + 3], 1 / v[n]) << "the inverse of V's scale of block " << n;
+        }
     }
 
 private:
@@ -110,15 +116,13 @@ void expect_quantised(const Inputs& in) {
     const E4m3Tensor q =
         quantise_e4m3(in.q_host, p.batch, p.heads, p.seq, p.head_dim, p.q_strides(), Shares::block, p.scale() * 1.4426950408889634f);
     got.expect_rows("Q", q.elements, p.heads, p.seq, p.q_strides());
-    got.expect_scales("Q", q.scales);
     const auto of_keys = [&](const std::vector<float>& x) {
         return quantise_e4m3(x, p.batch, p.kv_heads, p.kv_seq, p.head_dim, p.kv_strides(), Shares::block);
     };
     const E4m3Tensor k = of_keys(in.k_host), v = of_keys(in.v_host);
     got.expect_rows("K", k.elements, p.kv_heads, p.kv_seq, p.kv_strides());
-    got.expect_scales("K", k.scales);
     got.expect_transposed(v.elements);
-    got.expect_scales("V", v.scales);
+    got.expect_scales(q.scales, k.scales, v.scales);
 }
 
 TEST(Step06Fp8, QuantisesBitByBit) {

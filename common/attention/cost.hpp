@@ -73,9 +73,9 @@ Movement flash1_movement(const Problem& problem, const Tiles& tiles);
 Movement q_parallel_movement(const Problem& problem, const Tiles& tiles, bool skip);
 
 /// Stage 06 in FP8, with tiles of Br queries, a warpgroup for each 64 of them, and 64 keys. A kernel before reads Q, K and V once and
-/// writes them in bytes (Q8, K8, V8), with a scale for every 64 rows; V8 has whole blocks of 64 keys. Then as q_parallel_movement() with
-/// skipping, of bytes. Each warp whose rows see a key reads the scales of all blocks of K and V that the tile visits, and its threads that
-/// of their queries. DRAM: each kernel reads and writes its tensors once.
+/// writes them in bytes (Q8, K8, V8), with a scale for every 64 rows (of K and V four numbers); V8 has whole blocks of 64 keys. Then as
+/// q_parallel_movement() with skipping, of bytes. With each block of K come the scales; each thread of a warpgroup whose rows see a key
+/// reads that of its queries. DRAM: each kernel reads and writes its tensors once.
 /// @throws InvalidArgument where check() does
 Movement fp8_movement(const Problem& problem, int Br);
 

@@ -3,7 +3,7 @@
 #include "06_hopper/host.hpp"
 #include "attention/fp8.hpp"
 
-#include <algorithm>
+#include <array>
 
 namespace step06 {
 namespace {
@@ -14,7 +14,7 @@ constexpr const char* kVariant = "06d fp8";
 template <class F>
 decltype(auto) with_fp8_shape(int d, F&& f) {
     switch (d) {
-        case 64: return f.template operator()<Fp8Shape<64, 3, 4, 32, 160>>();
+        case 64: return f.template operator()<Fp8Shape<64, 4, 4, 24, 112>>();
         case 128: return f.template operator()<Fp8Shape<128, 3, 4, 32, 160>>();
         default: return f.template operator()<Fp8Shape<256, 2, 2, 24, 240>>();
     }
@@ -26,14 +26,6 @@ std::optional<std::string> fp8_refuses(const Problem& problem, const Device& dev
 
 /// Blocks of rows that share a scale.
 int blocks_of(int rows) { return (rows + kScaled - 1) / kScaled; }
-
-/// Scales of a tensor (B, heads, rows, d), in the workspace.
-template <class T>
-simt::TensorView<T, 3> scales(Forward& args, const char* name, int heads, int rows) {
-    const int batch = args.problem.batch, blocks = blocks_of(rows);
-    const auto count = static_cast<std::size_t>(batch) * static_cast<std::size_t>(heads) * static_cast<std::size_t>(blocks);
-    return simt::packed_view<T, 3>(name, args.workspace.get<float>(name, count), {batch, heads, blocks});
-}
 
 /// A map of a packed tensor (B, heads, rows, D) whose boxes are tiles.
 template <class Tile, int D>
@@ -56,10 +48,14 @@ void launch_both(Forward& args) {
     auto* const V8 = args.workspace.get<E4m3>("V8", static_cast<std::size_t>(p.batch * p.kv_heads * v_head));
     constexpr float kLog2e = 1.4426950408889634f;
 
-    const int blocks = p.heads * blocks_of(p.seq) + 2 * p.kv_heads * blocks_of(p.kv_seq);
+    const int q_blocks = blocks_of(p.seq), kv_blocks = blocks_of(p.kv_seq), all_kv_blocks = p.batch * p.kv_heads * kv_blocks;
+    auto* const Q_scale = args.workspace.get<float>("Q_scale", static_cast<std::size_t>(p.batch * p.heads * q_blocks));
+    auto* const KV_scale = args.workspace.get<float>("KV_scale", static_cast<std::size_t>(all_kv_blocks) * 4);
+    const std::array<int, 3> of_queries{p.batch, p.heads, q_blocks};
+
     launch(quantise<T, D>,
            {.name = "quantise",
-            .grid = dim3(static_cast<unsigned>(blocks), static_cast<unsigned>(p.batch)),
+            .grid = dim3(static_cast<unsigned>(p.heads * q_blocks + 2 * p.kv_heads * kv_blocks), static_cast<unsigned>(p.batch)),
             .block = Quantisation<D>::kThreads,
             .smem = Quantisation<D>::kShared,
             .exec = &args.exec},
@@ -67,32 +63,30 @@ void launch_both(Forward& args) {
            simt::packed_view<uint2, 4>("Q8", reinterpret_cast<uint2*>(Q8), {p.batch, p.heads, p.seq, D / 8}),
            simt::packed_view<uint2, 4>("K8", reinterpret_cast<uint2*>(K8), {p.batch, p.kv_heads, p.kv_seq, D / 8}),
            simt::packed_view<std::uint32_t, 4>("V8", reinterpret_cast<std::uint32_t*>(V8), {p.batch, p.kv_heads, D, kv_padded / 4}),
-           scales<float>(args, "Q_scale", p.heads, p.seq), scales<float>(args, "K_scale", p.kv_heads, p.kv_seq),
-           scales<float>(args, "V_scale", p.kv_heads, p.kv_seq), p.scale() * kLog2e);
+           simt::packed_view<float, 3>("Q_scale", Q_scale, of_queries),
+           simt::packed_view<float, 4>("KV_scale", KV_scale, {p.batch, p.kv_heads, kv_blocks, 4}), p.scale() * kLog2e);
 
-    // Eight heads at a time, whose K and V the L2 cache holds.
-    const TileOrder order{(p.seq + S::Br - 1) / S::Br, p.heads, p.batch, std::min(8, p.heads * p.batch)};
-    launch(fp8<T, S>,
-           {.name = "fp8",
-            .grid = static_cast<unsigned>(std::min(args.device.sms, order.count())),
-            .block = S::kThreads,
-            .smem = sizeof(Smem),
-            .exec = &args.exec},
+    const TileOrder order = tile_order(p, args.device, S::Br, sizeof(E4m3));
+    launch(fp8<T, S>, {.name = "fp8", .grid = grid_of(order, args.device), .block = S::kThreads, .smem = sizeof(Smem), .exec = &args.exec},
            map_of_rows<typename Smem::QTile, D>("Q8", Q8, p.batch, p.heads, p.seq),
            map_of_rows<typename Smem::KTile, D>("K8", K8, p.batch, p.kv_heads, p.kv_seq),
            ptx::make_tensor_map<const E4m3, 4>("V8", V8, {kv_padded, D, p.kv_heads, p.batch}, {kv_padded, v_head, p.kv_heads * v_head},
                                                {S::Bc, D, 1, 1}, Smem::VTile::kSwizzle),
-           map_of<T>(kVariant, "O", args.o, p, p.heads, p.seq, 64), scales<const float>(args, "Q_scale", p.heads, p.seq),
-           scales<const float>(args, "K_scale", p.kv_heads, p.kv_seq), scales<const float>(args, "V_scale", p.kv_heads, p.kv_seq),
-           args.LSE(), order, p.kv_seq, p.heads / p.kv_heads, Mask(p));
+           ptx::make_tensor_map<const float, 2>("KV_scale", KV_scale, {4, all_kv_blocks}, {4}, {4, 1}, ptx::Swizzle::none),
+           map_of<T>(kVariant, "O", args.o, p, p.heads, p.seq, 64), simt::packed_view<const float, 3>("Q_scale", Q_scale, of_queries),
+           args.LSE(), claims(args), order, p.kv_seq, p.heads / p.kv_heads, Mask(p));
 }
 
 void forward_fp8(Forward& args) {
     with_tensors(kVariant, args, [&]<class T>() { with_fp8_shape(args.problem.head_dim, [&]<class S>() { launch_both<T, S>(args); }); });
 }
 
-Movement moves(const Problem& p, const Device&) {
-    return fp8_movement(p, with_fp8_shape(p.head_dim, [&]<class S>() { return S::Br; }));
+Movement moves(const Problem& p, const Device& device) {
+    return with_fp8_shape(p.head_dim, [&]<class S>() {
+        Movement movement = fp8_movement(p, S::Br);
+        movement.requested.tensors.push_back(claims_moved(tile_order(p, device, S::Br, sizeof(E4m3)), device));
+        return movement;
+    });
 }
 
 std::size_t workspace_bytes(const Problem& p, const Device&) {
@@ -101,7 +95,7 @@ std::size_t workspace_bytes(const Problem& p, const Device&) {
     const auto q_blocks = static_cast<std::size_t>(blocks_of(p.seq)), kv_blocks = static_cast<std::size_t>(blocks_of(p.kv_seq));
     return static_cast<std::size_t>(p.q_elements() + p.kv_elements()) +
            kv_heads * kv_blocks * kScaled * static_cast<std::size_t>(p.head_dim) +
-           (heads * q_blocks + 2 * kv_heads * kv_blocks) * sizeof(float);
+           (heads * q_blocks + 4 * kv_heads * kv_blocks) * sizeof(float) + kClaimBytes;
 }
 
 }  // namespace

@@ -1,6 +1,6 @@
 // Attention on 8-bit tensor cores. Q, K and V are e4m3 with a scale for every 64 rows (quantise.cuh), V is transposed; P is rounded to
-// e4m3 in registers. A thread block stays on its SM and goes from tile to tile. Each of its warpgroups has 64 queries of a tile, held in
-// registers, and runs on its own: the softmax of one runs under the products of the others.
+// e4m3 in registers. As in 06c a thread block stays on its SM and goes from tile to tile. Its warpgroups take no turns: each has 64 queries
+// of a tile, held in registers, and the softmax of one runs under the products of the others.
 #pragma once
 
 #include "06_hopper/quantise.cuh"
@@ -17,6 +17,7 @@
 #include "ptx/setmaxnreg.hpp"
 #include "ptx/stmatrix.hpp"
 #include "ptx/wgmma.hpp"
+#include "simt/vector.hpp"
 
 namespace step06 {
 
@@ -69,12 +70,17 @@ struct Fp8Shared {
     using KTile = ByteTile<Shape::Bc, Shape::D>;
     using VTile = ByteTile<Shape::D, Shape::Bc>;  // transposed
     using OTile = Tile<T, 64, Shape::D>;
+    struct alignas(128) Scales {  // as TMA writes them
+        float4 of_block;
+    };
     QTile q[Shape::kGroups];
     OTile o[Shape::kGroups];
     KTile k[Shape::kSlots];
     VTile v[Shape::kSlots];
+    Scales scales[Shape::kSlots];  // they come with K
     Mbarrier q_full[Shape::kGroups], q_empty[Shape::kGroups];
     Mbarrier k_full[Shape::kSlots], k_empty[Shape::kSlots], v_full[Shape::kSlots], v_empty[Shape::kSlots];
+    uint4 place[Shape::kGroups];  // of the tile of Q: its number in the head, head, sequence, and 1; or 0: there is no other tile
 };
 
 template <class T, class Shape>
@@ -82,11 +88,11 @@ __global__ __launch_bounds__(Shape::kThreads, 1) void fp8(  // tensors as their 
     const __grid_constant__ TensorMap Q_map,                // (B, Hq, D / L, Nq, L)
     const __grid_constant__ TensorMap K_map,                // (B, Hkv, D / L, Nkv, L)
     const __grid_constant__ TensorMap V_map,                // (B, Hkv, D, Nkv up to whole blocks)
+    const __grid_constant__ TensorMap KV_scale_map,         // (B Hkv ceil(Nkv / 64), 4)
     const __grid_constant__ TensorMap O_map,                // (B, Hq, D / 64, Nq, 64)
     TensorView<const float, 3> Q_scale3,                    // (B, Hq, ceil(Nq / 64)): of the products Q K^T in units of log 2
-    TensorView<const float, 3> K_scale3,                    // (B, Hkv, ceil(Nkv / 64))
-    TensorView<const float, 3> V_scale3,                    // as K_scale3
     TensorView<float, 3> LSE3,                              // (B, Hq, Nq)
+    TensorView<int, 1> claims,                              // (2): tiles claimed, blocks that are through; zero before and after
     TileOrder order, int Nkv,
     int group,  // query heads that share a key/value head
     Mask mask) {
@@ -101,6 +107,7 @@ __global__ __launch_bounds__(Shape::kThreads, 1) void fp8(  // tensors as their 
     using QTile = typename Smem::QTile;
     using KTile = typename Smem::KTile;
     using VTile = typename Smem::VTile;
+    const int Nq = LSE3.extent(2);
 
     auto& smem = simt::shared<Smem>();
     if (threadIdx.x == 0) {
@@ -119,61 +126,61 @@ __global__ __launch_bounds__(Shape::kThreads, 1) void fp8(  // tensors as their 
     __syncthreads();
     // By a shuffle, so that the compiler knows that they are the same in all lanes.
     const int warp = __shfl_sync(simt::kFullMask, static_cast<int>(threadIdx.x / 32), 0), wg = warp / 4;
-    // Blocks of keys are counted through all tiles of this thread block.
+    // The n-th K tile, counted over all tiles of Q, uses slot n % kSlots for the (n / kSlots)-th time, and so does the n-th V tile.
     const auto slot_of = [](unsigned n) { return static_cast<int>(n % kSlots); };
     const auto parity_of = [](unsigned n) { return n / kSlots % 2; };
-    const int Nq = LSE3.extent(2);
     const auto blocks_of = [&](int i0, int rows) {  // blocks of keys that `rows` rows from i0 on see
         if (i0 >= Nq) return 0;
         return (mask.visible(min(i0 + rows, Nq) - 1, Nkv) + Bc - 1) / Bc;
-    };
-    // Calls f(tile, its blocks of keys, blocks of keys before, tiles before that loaded a Q).
-    const auto for_own_tiles = [&](auto&& f) {
-        unsigned first = 0, loaded = 0;
-        // There and back again, so that who had the longest tile of one round has the shortest of the next.
-        int step = 2 * (gridDim.x - blockIdx.x) - 1;
-        for (int n = blockIdx.x; n < order.count(); n += step, step = 2 * gridDim.x - step) {
-            const TileOrder::Place tile = order.at(n);
-            const int blocks = blocks_of(tile.tile * Br, Br);
-            f(tile, blocks, first, loaded);
-            first += blocks;
-            loaded += blocks > 0;
-        }
     };
 
     if (wg == kGroups) {  // the producer, of which one lane works
         ptx::setmaxnreg_dec<Shape::kProducerRegisters>();
         if (warp != 4 * kGroups || !ptx::elect_one()) return;
-        for_own_tiles([&](const TileOrder::Place& tile, int blocks, unsigned first, unsigned loaded) {
-            if (blocks == 0) return;
-            const int hkv = tile.h / group;
-            const auto load_K = [&](int n) {
-                const int s = slot_of(first + n), j = blocks - 1 - n;
+        const int kv_heads = order.heads / group, kv_blocks = (Nkv + Bc - 1) / Bc;
+        unsigned first = 0;  // K tiles, and V tiles, loaded for earlier tiles of Q
+        unsigned round = 0;
+        for (int tile = blockIdx.x, next; tile < order.count(); tile = next, ++round) {
+            next = atomicAdd(&claims(0), 1) + static_cast<int>(gridDim.x);
+            const auto [q_tile, h, b] = order.at(tile);
+            const int i0 = q_tile * Br, blocks = blocks_of(i0, Br), hkv = h / group;
+            const uint4 place{static_cast<unsigned>(q_tile), static_cast<unsigned>(h), static_cast<unsigned>(b), 1};
+            const auto load_k = [&](unsigned n) {
+                const int s = slot_of(first + n), j = blocks - 1 - static_cast<int>(n);
                 ptx::mbarrier_wait(smem.k_empty[s], parity_of(first + n) ^ 1);
-                ptx::mbarrier_arrive_expect_tx(smem.k_full[s], KTile::kBytes);
-                ptx::cp_async_bulk_tensor_load(smem.k[s].data, K_map, {0, j * Bc, 0, hkv, tile.b}, smem.k_full[s],
+                ptx::mbarrier_arrive_expect_tx(smem.k_full[s], KTile::kBytes + sizeof(float4));
+                ptx::cp_async_bulk_tensor_load(smem.k[s].data, K_map, {0, j * Bc, 0, hkv, b}, smem.k_full[s], ptx::CachePolicy::evict_last);
+                ptx::cp_async_bulk_tensor_load(&smem.scales[s], KV_scale_map, {0, (b * kv_heads + hkv) * kv_blocks + j}, smem.k_full[s],
                                                ptx::CachePolicy::evict_last);
             };
-            const auto load_V = [&](int n) {
-                const int s = slot_of(first + n), j = blocks - 1 - n;
+            const auto load_v = [&](unsigned n) {
+                const int s = slot_of(first + n), j = blocks - 1 - static_cast<int>(n);
                 ptx::mbarrier_wait(smem.v_empty[s], parity_of(first + n) ^ 1);
                 ptx::mbarrier_arrive_expect_tx(smem.v_full[s], VTile::kBytes);
-                ptx::cp_async_bulk_tensor_load(smem.v[s].data, V_map, {j * Bc, 0, hkv, tile.b}, smem.v_full[s],
-                                               ptx::CachePolicy::evict_last);
+                ptx::cp_async_bulk_tensor_load(smem.v[s].data, V_map, {j * Bc, 0, hkv, b}, smem.v_full[s], ptx::CachePolicy::evict_last);
             };
-            load_K(0);
+            if (blocks > 0) load_k(0);
             for (int w = 0; w < kGroups; ++w) {
-                ptx::mbarrier_wait(smem.q_empty[w], loaded % 2 ^ 1);
+                ptx::mbarrier_wait(smem.q_empty[w], round % 2 ^ 1);
+                simt::store_shared_16(&smem.place[w], place);
+                if (blocks == 0) {  // nothing to multiply with
+                    ptx::mbarrier_arrive(smem.q_full[w]);
+                    continue;
+                }
                 ptx::mbarrier_arrive_expect_tx(smem.q_full[w], QTile::kBytes);
-                ptx::cp_async_bulk_tensor_load(smem.q[w].data, Q_map, {0, tile.tile * Br + 64 * w, 0, tile.h, tile.b}, smem.q_full[w],
+                ptx::cp_async_bulk_tensor_load(smem.q[w].data, Q_map, {0, i0 + 64 * w, 0, h, b}, smem.q_full[w],
                                                ptx::CachePolicy::evict_first);
             }
-            for (int n = 1; n < blocks; ++n) {
-                load_K(n);
-                load_V(n - 1);
-            }
-            load_V(blocks - 1);
-        });
+            for (unsigned n = 1; n < static_cast<unsigned>(blocks); ++n) load_k(n), load_v(n - 1);
+            if (blocks > 0) load_v(static_cast<unsigned>(blocks) - 1);
+            first += static_cast<unsigned>(blocks);
+        }
+        for (int w = 0; w < kGroups; ++w) {
+            ptx::mbarrier_wait(smem.q_empty[w], round % 2 ^ 1);
+            simt::store_shared_16(&smem.place[w], uint4{});
+            ptx::mbarrier_arrive(smem.q_full[w]);
+        }
+        if (atomicAdd(&claims(1), 1) == static_cast<int>(gridDim.x) - 1) claims(0) = 0, claims(1) = 0;
         return;
     }
     ptx::setmaxnreg_inc<Shape::kConsumerRegisters>();
@@ -184,45 +191,43 @@ __global__ __launch_bounds__(Shape::kThreads, 1) void fp8(  // tensors as their 
     const auto sync_warpgroup = [&] { ptx::bar_sync(1 + wg, 128); };
     const ptx::MatrixDescriptor Ks = smem.k[0].over_columns(), Vs = smem.v[0].over_columns();
 
-    for_own_tiles([&](const TileOrder::Place& tile, int blocks, unsigned first, unsigned loaded) {
-        const int i0 = tile.tile * Br + 64 * wg;
+    unsigned first = 0;  // K tiles, and V tiles, used for earlier tiles of Q
+    for (unsigned round = 0;; ++round) {
+        ptx::mbarrier_wait(smem.q_full[wg], round % 2);
+        const uint4 place = simt::load_shared_16(&smem.place[wg]);
+        if (place.w == 0) break;
+        const int h = static_cast<int>(place.y), b = static_cast<int>(place.z);
+        const int tile0 = static_cast<int>(place.x) * Br, i0 = tile0 + 64 * wg;
+        const int blocks = blocks_of(tile0, Br), own_blocks = blocks_of(i0, 64);  // that the tile's rows see, and the warpgroup's
         // o[4c + 2r + e] is row g + 8r, column 8c + 2t + e of the warp's 16 rows; s below likewise.
         float o[D / 2] = {};
         float m[2] = {-INFINITY, -INFINITY}, l[2] = {};  // in units of log 2; l of this lane's columns only, until the end
-
-        const int own = blocks_of(i0, 64);  // that the warpgroup's rows see
-        int n = 0;
-        for (; n < blocks - own; ++n) {  // Nobody multiplies with these: who speaks hands them back.
-            if (!speaks) continue;
-            const int slot = slot_of(first + n);
-            ptx::mbarrier_wait(smem.k_full[slot], parity_of(first + n));
-            ptx::mbarrier_arrive(smem.k_empty[slot]);
-            ptx::mbarrier_wait(smem.v_full[slot], parity_of(first + n));
-            ptx::mbarrier_arrive(smem.v_empty[slot]);
-        }
-        if (blocks > 0) ptx::mbarrier_wait(smem.q_full[wg], loaded % 2);
-        if (blocks > 0 && own == 0) ptx::mbarrier_arrive(smem.q_empty[wg]);
-        if (own > 0) {
-            const auto K_scale = K_scale3(tile.b, tile.h / group), V_scale = V_scale3(tile.b, tile.h / group);  // (blocks of keys)
-            std::uint32_t q[kQ][4];                                                                             // A operand
+        std::uint32_t q[kQ][4];                          // A operand
+        if (own_blocks > 0) {
 #pragma unroll
             for (int k = 0; k < kQ; ++k) ptx::ldmatrix_x4(q[k], smem.q[wg].chunk(row0 + lane % 16, 32 * k + lane / 16 * 16));
-            ptx::mbarrier_arrive(smem.q_empty[wg]);  // all that have read say so
-            const float q_scale = Q_scale3(tile.b, tile.h, i0 / kScaled);
+        }
+        ptx::mbarrier_arrive(smem.q_empty[wg]);  // all that have read say so
 
-            // Scales of 32 blocks of keys, one a lane; the next ones are on their way while these are in use.
-            float k_scales, v_logs, v_inverses, next_k_scale = 1.0f, next_v_scale = 1.0f;
-            const auto fetch_scales = [&](int n) {
-                const int j = blocks - 1 - n - lane;
-                if (j >= 0) next_k_scale = K_scale(j), next_v_scale = V_scale(j);
-            };
-            const auto scale_of_block = [](float scales, int n) { return __shfl_sync(simt::kFullMask, scales, n % 32); };
-            fetch_scales(n / 32 * 32);
-
+        // Blocks of keys that only other warpgroups see are handed back. All threads wait for them, though one would do: where threads go
+        // ways of their own the compiler takes nothing that follows for equal in all lanes.
+        for (int n = 0; n < blocks - own_blocks; ++n) {
+            const unsigned at = first + static_cast<unsigned>(n);
+            ptx::mbarrier_wait(smem.k_full[slot_of(at)], parity_of(at));
+            ptx::mbarrier_wait(smem.v_full[slot_of(at)], parity_of(at));
+            sync_warpgroup();  // no warp still waits
+            if (speaks) {
+                ptx::mbarrier_arrive(smem.k_empty[slot_of(at)]);
+                ptx::mbarrier_arrive(smem.v_empty[slot_of(at)]);
+            }
+        }
+        if (own_blocks > 0) {
+            const float q_scale = Q_scale3(b, h, i0 / kScaled);
+            float limit[2];          // of what a score may be while m stays
             std::uint32_t p[kK][4];  // A operand of the next P V
-            const auto start_pv = [&](int n) {
-                const int slot = slot_of(first + n);
-                ptx::mbarrier_wait(smem.v_full[slot], parity_of(first + n));
+            const auto start_pv = [&](unsigned at) {
+                const int slot = slot_of(at);
+                ptx::mbarrier_wait(smem.v_full[slot], parity_of(at));
 #pragma unroll
                 for (int k = 0; k < kK; ++k) ptx::keep_in_place(p[k]);
                 ptx::keep_in_place(o);
@@ -232,21 +237,19 @@ __global__ __launch_bounds__(Shape::kThreads, 1) void fp8(  // tensors as their 
                     ptx::wgmma<E4m3, D>(o, p[k], Vs.advance(slot * VTile::kBytes).advance(VTile::column_step(k)), true);
                 ptx::wgmma_commit();
             };
-            const auto finish_pv = [&](int n) {
+            const auto finish_pv = [&](unsigned at) {
                 ptx::wgmma_wait<0>();
                 ptx::keep_in_place(o);
-                if (speaks) ptx::mbarrier_arrive(smem.v_empty[slot_of(first + n)]);
+                if (speaks) ptx::mbarrier_arrive(smem.v_empty[slot_of(at)]);
             };
 
             // S and P of the n-th block of keys, and O of the one before.
             const auto step = [&]<bool kFirst, bool kMasked>(int n) {
-                const int slot = slot_of(first + n), j = blocks - 1 - n;
-                if (kFirst || n % 32 == 0) {
-                    k_scales = next_k_scale, v_logs = log2f(next_v_scale), v_inverses = 1.0f / next_v_scale;
-                    fetch_scales(n / 32 * 32 + 32);
-                }
+                const unsigned at = first + static_cast<unsigned>(n);
+                const int slot = slot_of(at);
                 float s[Bc / 2];
-                ptx::mbarrier_wait(smem.k_full[slot], parity_of(first + n));
+                ptx::mbarrier_wait(smem.k_full[slot], parity_of(at));
+                const auto [k_scale, v_scale, v_log, v_inverse] = simt::load_shared_16<float4>(&smem.scales[slot]);
 #pragma unroll
                 for (int k = 0; k < kQ; ++k) ptx::keep_in_place(q[k]);
                 ptx::wgmma_fence();
@@ -254,68 +257,76 @@ __global__ __launch_bounds__(Shape::kThreads, 1) void fp8(  // tensors as their 
                 for (int k = 0; k < kQ; ++k)
                     ptx::wgmma<E4m3, Bc>(s, q[k], Ks.advance(slot * KTile::kBytes).advance(KTile::column_step(k)), k > 0);
                 ptx::wgmma_commit();
-                if constexpr (!kFirst) start_pv(n - 1);
+                if constexpr (!kFirst) start_pv(at - 1);
                 // A score is c s. V's scale counts as part of P: log2 of it is added to the score.
-                const float c = fmaxf(q_scale * scale_of_block(k_scales, n), 0x1p-126f);  // not 0, for -infinity times c
-                const float v_log = scale_of_block(v_logs, n), v_inverse = scale_of_block(v_inverses, n);
-                ptx::wgmma_wait<kFirst ? 0 : 1>();  // S is there, O not yet
+                const float c = fmaxf(q_scale * k_scale, 0x1p-126f);  // not 0, for -infinity times c
+                ptx::wgmma_wait<kFirst ? 0 : 1>();                    // S is there, O not yet
                 ptx::keep_in_place(s);
                 if (speaks) ptx::mbarrier_arrive(smem.k_empty[slot]);
 
-                float top[2];
+                if constexpr (kMasked) {
+                    const int j0 = (blocks - 1 - n) * Bc;
 #pragma unroll
-                for (int r = 0; r < 2; ++r) {
-                    if constexpr (kMasked) {
-                        const int i = i0 + row0 + 8 * r + g;
+                    for (int r = 0; r < 2; ++r)
 #pragma unroll
                         for (int x = 0; x < kN; ++x)
 #pragma unroll
                             for (int e = 0; e < 2; ++e) {
-                                const int key = j * Bc + 8 * x + 2 * t + e;
-                                if (key >= Nkv || mask.hides(i, key)) s[4 * x + 2 * r + e] = -INFINITY;
+                                const int key = j0 + 8 * x + 2 * t + e;
+                                if (key >= Nkv || mask.hides(i0 + row0 + 8 * r + g, key)) s[4 * x + 2 * r + e] = -INFINITY;
                             }
-                    }
-                    top[r] = fmaxf(s[2 * r], s[2 * r + 1]);
-#pragma unroll
-                    for (int x = 1; x < kN; ++x) top[r] = fmaxf(top[r], fmaxf(s[4 * x + 2 * r], s[4 * x + 2 * r + 1]));
-                    top[r] = c * top[r] + v_log;
                 }
-                // Each lane looks at its own columns. Mostly no maximum has grown by much, and the old one will do.
-                const bool rescale = __any_sync(simt::kFullMask, top[0] > m[0] + kStale || top[1] > m[1] + kStale);
-                float alpha[2];
-                if (rescale) {
+                // Each lane looks at its own columns. Mostly no maximum has grown by much, and the old one will do. As in 06c the largest
+                // is found among integers. If it is negative, all are, and it is not the largest.
+                bool grows = true;
+                if constexpr (!kMasked) {
+                    bool mine = false;
 #pragma unroll
                     for (int r = 0; r < 2; ++r) {
-                        const float m_new = fmaxf(m[r], simt::warp_max<4>(top[r]));  // the four lanes of a row
+                        int chains[2];
+#pragma unroll
+                        for (int x = 0; x < kN; ++x) {
+                            const int left = __float_as_int(s[4 * x + 2 * r]), right = __float_as_int(s[4 * x + 2 * r + 1]);
+                            chains[x % 2] = x < 2 ? max(left, right) : max(max(chains[x % 2], left), right);
+                        }
+                        const float top = __int_as_float(max(chains[0], chains[1]));
+                        mine = mine || top < 0.0f || c * top + v_log > limit[r];
+                    }
+                    grows = __any_sync(simt::kFullMask, mine);
+                }
+                float alpha[2];
+                if (grows) {
+#pragma unroll
+                    for (int r = 0; r < 2; ++r) {
+                        float most[2] = {s[2 * r], s[2 * r + 1]};
+#pragma unroll
+                        for (int x = 1; x < kN; ++x)
+#pragma unroll
+                            for (int e = 0; e < 2; ++e) most[e] = fmaxf(most[e], s[4 * x + 2 * r + e]);
+                        // Over the four lanes of a row.
+                        const float m_new = fmaxf(m[r], c * simt::warp_max<4>(fmaxf(most[0], most[1])) + v_log);
                         alpha[r] = m_new == -INFINITY ? 1.0f : ptx::ex2_approx_ftz(m[r] - m_new);
                         m[r] = m_new;
+                        limit[r] = m_new + kStale;
                         l[r] *= alpha[r];
                     }
                 }
 #pragma unroll
                 for (int r = 0; r < 2; ++r) {
                     const float reference = (kMasked && m[r] == -INFINITY ? 0.0f : m[r]) - (v_log + kShift);
-                    float sum = 0.0f;
+                    float sum[2] = {};
 #pragma unroll
                     for (int x = 0; x < kN; ++x)
 #pragma unroll
                         for (int e = 0; e < 2; ++e) {
                             float& element = s[4 * x + 2 * r + e];
                             element = ptx::ex2_approx_ftz(c * element - reference);
-                            sum += element;
+                            sum[e] += element;
                         }
-                    l[r] += v_inverse * sum;
+                    l[r] += v_inverse * (sum[0] + sum[1]);
                 }
-                if constexpr (!kFirst) {
-                    finish_pv(n - 1);
-                    if (rescale) {
-#pragma unroll
-                        for (int x = 0; x < D / 8; ++x)
-#pragma unroll
-                            for (int e = 0; e < 4; ++e) o[4 * x + e] *= alpha[e / 2];
-                    }
-                }
-                // Four neighbours of the A operand are two of each of two 8-key columns: V's keys lie in this order.
+                if constexpr (!kFirst) finish_pv(at - 1);
+                    // Four neighbours of the A operand are two of each of two 8-key columns: V's keys lie in this order.
 #pragma unroll
                 for (int k = 0; k < kK; ++k)
 #pragma unroll
@@ -323,15 +334,23 @@ __global__ __launch_bounds__(Shape::kThreads, 1) void fp8(  // tensors as their 
                         const float* pair = s + 16 * k + 8 * (e / 2) + 2 * (e % 2);
                         p[k][e] = simt::pack_e4m3(pair[0], pair[1], pair[4], pair[5]);
                     }
+                if (!kFirst && grows) {
+#pragma unroll
+                    for (int x = 0; x < D / 8; ++x)
+#pragma unroll
+                        for (int e = 0; e < 4; ++e) o[4 * x + e] *= alpha[e / 2];
+                }
             };
 
             const int whole = mask.visible(i0, Nkv) / Bc;  // blocks that need no mask: the warpgroup's first row sees all their keys
+            int n = blocks - own_blocks;
             step.template operator()<true, true>(n);
             for (++n; n < blocks - whole; ++n) step.template operator()<false, true>(n);
             for (; n < blocks; ++n) step.template operator()<false, false>(n);
-            start_pv(n - 1);
-            finish_pv(n - 1);
+            start_pv(first + static_cast<unsigned>(blocks) - 1);
+            finish_pv(first + static_cast<unsigned>(blocks) - 1);
         }
+        first += static_cast<unsigned>(blocks);
 
         if (speaks) ptx::cp_async_bulk_wait_read<0>();  // O of the tile before has left
         sync_warpgroup();
@@ -342,7 +361,7 @@ __global__ __launch_bounds__(Shape::kThreads, 1) void fp8(  // tensors as their 
             inverse[r] = sum == 0.0f ? 0.0f : 1.0f / sum;
             const int i = i0 + row0 + 8 * r + g;
             constexpr float kLn2 = 0.6931471805599453f;
-            if (t == 0 && i < Nq) LSE3(tile.b, tile.h, i) = sum == 0.0f ? -INFINITY : kLn2 * (m[r] - kShift + log2f(sum));
+            if (t == 0 && i < Nq) LSE3(b, h, i) = sum == 0.0f ? -INFINITY : kLn2 * (m[r] - kShift + log2f(sum));
         }
 #pragma unroll
         for (int k = 0; k < D / 16; ++k) {
@@ -354,10 +373,10 @@ __global__ __launch_bounds__(Shape::kThreads, 1) void fp8(  // tensors as their 
         ptx::fence_proxy_async();  // TMA shall see what this thread wrote
         sync_warpgroup();          // and what the others did
         if (speaks) {
-            if (i0 < Nq) ptx::cp_async_bulk_tensor_store(O_map, {0, i0, 0, tile.h, tile.b}, smem.o[wg].data);
+            if (i0 < Nq) ptx::cp_async_bulk_tensor_store(O_map, {0, i0, 0, h, b}, smem.o[wg].data);
             ptx::cp_async_bulk_commit();
         }
-    });
+    }
     if (speaks) ptx::cp_async_bulk_wait_read<0>();  // shared memory ends with the block
 }
 

@@ -88,11 +88,11 @@ struct Scaling {
     SIMT_DEVICE float operator()(float x) const { return 0.0f * x + x * multiplier; }
 };
 
-/// Rows 64 n to 64 n + 63 of a head of Q or K.
-template <class T, int D>
+/// Rows 64 n to 64 n + 63 of a head of Q or K. One thread calls tell() with the scale.
+template <class T, int D, class Tell>
 SIMT_DEVICE void quantise_rows(const TensorView<const T, 2>& X,      // (N, D)
                                const TensorView<uint2, 2>& X8_by_8,  // (N, D / 8)
-                               const TensorView<float, 1>& scales, int n, float factor) {
+                               int n, float factor, Tell&& tell) {
     constexpr int kRow = D / 8;  // chunks of eight elements
     const int row0 = kScaled * n + threadIdx.x / kRow, c = threadIdx.x % kRow, rows = X.extent(0) - row0;
     Chunk chunks[8] = {};
@@ -100,7 +100,7 @@ SIMT_DEVICE void quantise_rows(const TensorView<const T, 2>& X,      // (N, D)
     for (int u = 0; u < 8; ++u)
         if (8 * u < rows) load(chunks[u], &X(row0 + 8 * u, 8 * c));
     const Scaling scaling(largest_of_block<T, D>(chunks), factor);
-    if (threadIdx.x == 0) scales(n) = scaling.scale;
+    if (threadIdx.x == 0) tell(scaling.scale);
 #pragma unroll
     for (int u = 0; u < 8; ++u) {
         ptx::keep_in_place(chunks[u]);  // two registers for one if they stayed in float32 from the search for the largest
@@ -114,11 +114,12 @@ SIMT_DEVICE void quantise_rows(const TensorView<const T, 2>& X,      // (N, D)
 }
 
 /// Keys 64 n to 64 n + 63 of a head of V, transposed; keys past the end become zeros. Within each 16, place 4t + e holds key
-/// 8 (e / 2) + 2t + e % 2: what lane t of a row holds of P is then, in order, its part of the A operand.
-template <class T, int D>
+/// 8 (e / 2) + 2t + e % 2: what lane t of a row holds of P is then, in order, its part of the A operand. One thread calls tell() with the
+/// scale.
+template <class T, int D, class Tell>
 SIMT_DEVICE void quantise_transposed(const TensorView<const T, 2>& V,              // (Nkv, D)
                                      const TensorView<std::uint32_t, 2>& V8_by_4,  // (D, Nkv up to whole blocks / 4)
-                                     const TensorView<float, 1>& scales, int n) {
+                                     int n, Tell&& tell) {
     const int Nkv = V.extent(0);
     // A thread has four keys and 16 columns: four bytes of each of 16 transposed rows. A warp writes 64 bytes of two of them at once.
     const int place = threadIdx.x % 16;
@@ -132,7 +133,7 @@ SIMT_DEVICE void quantise_transposed(const TensorView<const T, 2>& V,           
             if (key < Nkv) load(chunks[4 * half + e], &V(key, column(half)));
         }
     const Scaling scaling(largest_of_block<T, D>(chunks), 1.0f);
-    if (threadIdx.x == 0) scales(n) = scaling.scale;
+    if (threadIdx.x == 0) tell(scaling.scale);
 #pragma unroll
     for (Chunk& chunk : chunks) ptx::keep_in_place(chunk);
 #pragma unroll
@@ -156,24 +157,29 @@ __global__ __launch_bounds__(Quantisation<D>::kThreads, Quantisation<D>::kBlocks
     TensorView<uint2, 4> K8_by_8,          // (B, Hkv, Nkv, D / 8)
     TensorView<std::uint32_t, 4> V8_by_4,  // (B, Hkv, D, Nkv up to whole blocks / 4)
     TensorView<float, 3> Q_scale,          // (B, Hq, ceil(Nq / 64))
-    TensorView<float, 3> K_scale,          // (B, Hkv, ceil(Nkv / 64))
-    TensorView<float, 3> V_scale,          // as K_scale
+    TensorView<float, 4> KV_scale,         // (B, Hkv, ceil(Nkv / 64), 4): K's, V's, log2 of that and its inverse
     float q_factor) {
-    const int of_q = Q_scale.extent(2), of_kv = K_scale.extent(2), q_blocks = Q.extent(1) * of_q, kv_blocks = K.extent(1) * of_kv;
+    const int of_q = Q_scale.extent(2), of_kv = KV_scale.extent(2), q_blocks = Q.extent(1) * of_q, kv_blocks = K.extent(1) * of_kv;
     const int b = blockIdx.y;
     int n = blockIdx.x;
     if (n < q_blocks) {
         const int h = n / of_q;
-        return quantise_rows<T, D>(Q(b, h), Q8_by_8(b, h), Q_scale(b, h), n % of_q, q_factor);
+        const auto tell = [&](float scale) { Q_scale(b, h, n % of_q) = scale; };
+        return quantise_rows<T, D>(Q(b, h), Q8_by_8(b, h), n % of_q, q_factor, tell);
     }
     n -= q_blocks;
     if (n < kv_blocks) {
         const int h = n / of_kv;
-        return quantise_rows<T, D>(K(b, h), K8_by_8(b, h), K_scale(b, h), n % of_kv, 1.0f);
+        const auto tell = [&](float scale) { KV_scale(b, h, n % of_kv, 0) = scale; };
+        return quantise_rows<T, D>(K(b, h), K8_by_8(b, h), n % of_kv, 1.0f, tell);
     }
     n -= kv_blocks;
     const int h = n / of_kv;
-    quantise_transposed<T, D>(V(b, h), V8_by_4(b, h), V_scale(b, h), n % of_kv);
+    const auto tell = [&](float scale) {
+        const auto scales = KV_scale(b, h, n % of_kv);
+        scales(1) = scale, scales(2) = log2f(scale), scales(3) = 1.0f / scale;
+    };
+    quantise_transposed<T, D>(V(b, h), V8_by_4(b, h), n % of_kv, tell);
 }
 
 }  // namespace step06

@@ -3,6 +3,7 @@
 #pragma once
 
 #include "ptx/wgmma.hpp"
+#include "simt/vector.hpp"
 
 namespace step06 {
 
@@ -32,5 +33,18 @@ struct alignas(1024) Tile {
     /// Address of elements (r, c) .. (r, c + 7); c is a multiple of 8.
     SIMT_DEVICE T* chunk(int r, int c) { return data + c / 64 * (kRows * 64) + r * 64 + (c % 64 ^ r % 8 * 8); }
 };
+
+/// Turns the sign of all elements. The 128 threads of a warpgroup do it together; @p thread is the number among them. What TMA or wgmma
+/// shall see of it needs ptx::fence_proxy_async().
+template <class T, int kRows, int D>
+SIMT_DEVICE void negate(Tile<T, kRows, D>& tile, unsigned thread) {
+    constexpr std::uint32_t kSigns = 0x80008000;
+#pragma unroll 4
+    for (unsigned at = 8 * thread; at < kRows * D; at += 8 * 128) {
+        uint4 eight = simt::load_shared_16<uint4>(tile.data + at);
+        eight.x ^= kSigns, eight.y ^= kSigns, eight.z ^= kSigns, eight.w ^= kSigns;
+        simt::store_shared_16(tile.data + at, eight);
+    }
+}
 
 }  // namespace step06

@@ -2,7 +2,7 @@
 /// The order in which a persistent grid takes the tiles of Q.
 #pragma once
 
-#include "simt/config.hpp"
+#include "simt/simt.hpp"
 
 namespace step06 {
 

@@ -9,20 +9,16 @@ std::optional<std::string> refuses(const Problem& problem, const Device& device)
 
 void forward(Forward& args) { launch_vote_first(args, simt::Unwatched{}); }
 
-/// K and V are read once for all blocks of a cluster. Where tiles are claimed, each is, and each block says when it is through; the
-/// last one clears both numbers.
+/// K and V are read once for all blocks of a cluster, whose blocks do not claim.
 Movement moves(const Problem& p, const Device& device) {
     return with_vote_first_shape(p, [&]<class S>() {
         Movement movement = q_parallel_movement(p, {S::Br * S::kCluster, S::Bc}, true);
-        if (S::kCluster > 1) return movement;
-        const TileOrder order = tile_order<S>(p, device);
-        const long long adds = order.count() + grid_of<S>(order, device), size = sizeof(int);
-        movement.requested.tensors.push_back({"claims", adds * size, (adds + 2) * size});
+        if (S::kCluster == 1) movement.requested.tensors.push_back(claims_moved(tile_order(p, device, S::Br, size_of(p.dtype)), device));
         return movement;
     });
 }
 
-std::size_t workspace_bytes(const Problem&, const Device&) { return 2 * sizeof(int); }
+std::size_t workspace_bytes(const Problem&, const Device&) { return kClaimBytes; }
 
 }  // namespace
 

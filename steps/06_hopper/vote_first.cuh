@@ -20,6 +20,7 @@
 #include "simt/vector.hpp"
 #include "simt/watch.hpp"
 
+#include <climits>
 #include <type_traits>
 
 namespace step06 {
@@ -122,27 +123,27 @@ __global__ __launch_bounds__(Shape::kThreads, 1) void vote_first(  // tensors as
     // By a shuffle, so that the compiler knows that they are the same in all lanes.
     const int warp = __shfl_sync(simt::kFullMask, static_cast<int>(threadIdx.x / 32), 0), wg = warp / 4;
     // The n-th K tile, counted over all tiles of Q, uses slot n % kSlots for the (n / kSlots)-th time, and so does the n-th V tile.
-    const auto slot_of = [](int n) { return n % kSlots; };
-    const auto parity_of = [](int n) { return static_cast<unsigned>(n / kSlots % 2); };
+    const auto slot_of = [](unsigned n) { return static_cast<int>(n % kSlots); };
+    const auto parity_of = [](unsigned n) { return n / kSlots % 2; };
 
     if (wg == kGroups) {  // the producer, of which one lane works
         ptx::setmaxnreg_dec<Shape::kProducerRegisters>();
         if (warp == 4 * kGroups && ptx::elect_one()) {
             constexpr int kPanels = D / 64 / kCluster;  // of a tile that this block loads
             const int panel = kCluster > 1 ? kPanels * static_cast<int>(ptx::cluster_rank()) : 0;
-            const auto load = [&](KvTile(&ring)[kSlots], const TensorMap& map, Mbarrier(&full)[kSlots], Mbarrier(&empty)[kSlots], int n,
-                                  int j, int h, int b) {
+            const auto load = [&](KvTile(&ring)[kSlots], const TensorMap& map, Mbarrier(&full)[kSlots], Mbarrier(&empty)[kSlots],
+                                  unsigned n, int j, int h, int b) {
                 const int s = slot_of(n);
                 ptx::mbarrier_wait(empty[s], parity_of(n) ^ 1);
                 ptx::mbarrier_arrive_expect_tx(full[s], KvTile::kBytes);
-                watch.mark(kGroups, &ring == &smem.k ? watched::k_tile : watched::v_tile, n);
+                watch.mark(kGroups, &ring == &smem.k ? watched::k_tile : watched::v_tile, static_cast<int>(n));
                 if constexpr (kCluster > 1)
                     ptx::cp_async_bulk_tensor_multicast(ring[s].data + panel * (Bc * 64), map, {0, j * Bc, panel, h / group, b}, full[s],
                                                         (1 << kCluster) - 1, ptx::CachePolicy::evict_last);
                 else
                     ptx::cp_async_bulk_tensor_load(ring[s].data, map, {0, j * Bc, 0, h / group, b}, full[s], ptx::CachePolicy::evict_last);
             };
-            int first = 0;  // K tiles, and V tiles, loaded for earlier tiles of Q
+            unsigned first = 0;  // K tiles, and V tiles, loaded for earlier tiles of Q
             unsigned round = 0;
             for (int tile = blockIdx.x, next; tile < order.count(); tile = next, ++round) {
                 // A cluster's blocks must go on together, so they do not claim.
@@ -166,7 +167,7 @@ __global__ __launch_bounds__(Shape::kThreads, 1) void vote_first(  // tensors as
                 }
                 for (int n = 1; n < blocks; ++n) load_k(n), load_v(n - 1);
                 if (blocks > 0) load_v(blocks - 1);
-                first += blocks;
+                first += static_cast<unsigned>(blocks);
             }
             for (int w = 0; w < kGroups; ++w) {
                 ptx::mbarrier_wait(smem.q_empty[w], round % 2 ^ 1);
@@ -180,9 +181,9 @@ __global__ __launch_bounds__(Shape::kThreads, 1) void vote_first(  // tensors as
         const int lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;  // row and column pair of this lane in a fragment
         const int row0 = 16 * warp;                                     // of the warp, in the block
         const bool speaks = threadIdx.x % 128 == 0;                     // for the warpgroup
-        // The maximum is taken of S before scaling. That is the maximum after it only for a positive scale: others are applied first.
-        const bool scale_first = scale_log2 <= 0.0f;
-        const float c_log2 = scale_first ? 1.0f : scale_log2;
+        // The maximum is taken of S before scaling. That is the maximum after it for a positive scale: the sign of others goes into Q.
+        const bool negative = scale_log2 < 0.0f;
+        const float c_log2 = fmaxf(fabsf(scale_log2), 0x1p-126f);  // not 0, for -infinity times c
         // How far above m an element of S may lie: its P is 2^8 then, which any type holds.
         const float slack = fminf(8.0f / c_log2, 1e38f);
 
@@ -201,13 +202,14 @@ __global__ __launch_bounds__(Shape::kThreads, 1) void vote_first(  // tensors as
         // o[4c + 2r + e] is row g + 8r, column 8c + 2t + e of the warp's 16 rows; s below likewise.
         float o[D / 2];
         float m[2], l[2];        // l of this lane's columns only, until the end
+        int limit[2];            // m + slack, to compare with as integers
         std::uint32_t p[kK][4];  // A operand of the next P V: the accumulators of two neighbouring 8-key columns of S
         QTile& out = smem.output(wg);
         const ptx::MatrixDescriptor Qs = smem.q[wg].over_columns();
         const ptx::MatrixDescriptor Ks = smem.k[0].over_columns(), Vs = smem.v[0].over_rows();
 
         // Starts O += P V with the n-th V tile. The turn is passed two products before the last.
-        const auto start_pv = [&](int n, bool pass) {
+        const auto start_pv = [&](unsigned n, bool pass) {
             const int slot = slot_of(n);
             ptx::mbarrier_wait(smem.v_full[slot], parity_of(n));
 #pragma unroll
@@ -221,18 +223,18 @@ __global__ __launch_bounds__(Shape::kThreads, 1) void vote_first(  // tensors as
             }
             ptx::wgmma_commit();
         };
-        const auto finish_pv = [&](int n) {
+        const auto finish_pv = [&](unsigned n) {
             ptx::wgmma_wait<0>();
             ptx::keep_in_place(o);
             release(smem.v_empty[slot_of(n)]);
         };
         // A tile that the other warpgroups use.
-        const auto pass_over = [&](Mbarrier(&full)[kSlots], Mbarrier(&empty)[kSlots], int n) {
+        const auto pass_over = [&](Mbarrier(&full)[kSlots], Mbarrier(&empty)[kSlots], unsigned n) {
             ptx::mbarrier_wait(full[slot_of(n)], parity_of(n));
             sync_warpgroup();  // no warp still waits for it
             release(empty[slot_of(n)]);
         };
-        int first = 0;                       // K tiles, and V tiles, used for earlier tiles of Q
+        unsigned first = 0;                  // K tiles, and V tiles, used for earlier tiles of Q
         if (wg == kGroups - 1) pass_turn();  // the first warpgroup begins
         for (unsigned round = 0;; ++round) {
             ptx::mbarrier_wait(smem.q_full[wg], round % 2);
@@ -242,7 +244,7 @@ __global__ __launch_bounds__(Shape::kThreads, 1) void vote_first(  // tensors as
             const int i0 = q_tile * Br, blocks = blocks_of(q_tile / kCluster * kCluster * Br, kCluster * Br);
 
             const auto note = [&](watched::Event event, int n) {
-                if (speaks) watch.mark(wg, event, first + n);
+                if (speaks) watch.mark(wg, event, static_cast<int>(first) + n);
             };
             // S and P of the n-th block of keys, from the last to the first, and O of the one before.
             const auto step = [&]<bool kFirst, bool kMasked>(int n) {
@@ -263,40 +265,49 @@ __global__ __launch_bounds__(Shape::kThreads, 1) void vote_first(  // tensors as
                 ptx::keep_in_place(s);
                 note(watched::has_s, n);
                 release(smem.k_empty[slot]);
-                if (n == blocks - 1 && Shape::kOwnO) ptx::mbarrier_arrive(smem.q_empty[wg]);  // that was the last product with it
 
-                if (scale_first) {
+                if constexpr (kMasked) {
 #pragma unroll
-                    for (float& x : s) x *= scale_log2;
-                }
-                float own[2] = {-INFINITY, -INFINITY};
+                    for (int r = 0; r < 2; ++r)
 #pragma unroll
-                for (int r = 0; r < 2; ++r) {
-                    float most[2] = {-INFINITY, -INFINITY};
+                        for (int c = 0; c < kN; ++c)
 #pragma unroll
-                    for (int c = 0; c < kN; ++c)
-#pragma unroll
-                        for (int e = 0; e < 2; ++e) {
-                            float& x = s[4 * c + 2 * r + e];
-                            if constexpr (kMasked) {
+                            for (int e = 0; e < 2; ++e) {
                                 const int key = j * Bc + 8 * c + 2 * t + e;
-                                if (key >= Nkv || mask.hides(i0 + row0 + 8 * r + g, key)) x = -INFINITY;
+                                if (key >= Nkv || mask.hides(i0 + row0 + 8 * r + g, key)) s[4 * c + 2 * r + e] = -INFINITY;
                             }
-                            most[e] = fmaxf(most[e], x);
-                        }
-                    own[r] = fmaxf(most[0], most[1]);
                 }
                 // Masked blocks come first, so that each row has an m when votes begin. If no lane of the warp has an element above its
                 // limit, m stays what it is: O, l and P are all relative to the same m, and it cancels in O / l.
-                const bool grows = kMasked || __any_sync(simt::kFullMask, own[0] > m[0] + slack || own[1] > m[1] + slack);
+                bool grows = true;
+                if constexpr (!kMasked) {
+                    // As integers floats compare as they do as floats unless both are negative, and the largest of three is one
+                    // instruction. Where the limit is negative, all is above it.
+                    int top[2][2];
+#pragma unroll
+                    for (int r = 0; r < 2; ++r)
+#pragma unroll
+                        for (int c = 0; c < kN; ++c) {
+                            const int left = __float_as_int(s[4 * c + 2 * r]), right = __float_as_int(s[4 * c + 2 * r + 1]);
+                            int& most = top[r][c % 2];
+                            most = c < 2 ? max(left, right) : max(max(most, left), right);
+                        }
+                    grows = __any_sync(simt::kFullMask, max(top[0][0], top[0][1]) > limit[0] || max(top[1][0], top[1][1]) > limit[1]);
+                }
                 float alpha[2];
                 if (grows) {
 #pragma unroll
                     for (int r = 0; r < 2; ++r) {
-                        const float m_new = fmaxf(m[r], simt::warp_max<4>(own[r]));  // the four lanes of a row
+                        float most[2] = {s[2 * r], s[2 * r + 1]};
+#pragma unroll
+                        for (int c = 1; c < kN; ++c)
+#pragma unroll
+                            for (int e = 0; e < 2; ++e) most[e] = fmaxf(most[e], s[4 * c + 2 * r + e]);
+                        const float m_new = fmaxf(m[r], simt::warp_max<4>(fmaxf(most[0], most[1])));  // the four lanes of a row
                         alpha[r] = m_new == -INFINITY ? 1.0f : ptx::ex2_approx_ftz(c_log2 * (m[r] - m_new));
                         l[r] *= alpha[r];
                         m[r] = m_new;
+                        limit[r] = m_new + slack >= 0.0f ? __float_as_int(m_new + slack) : INT_MIN;
                     }
                 }
 #pragma unroll
@@ -318,17 +329,18 @@ __global__ __launch_bounds__(Shape::kThreads, 1) void vote_first(  // tensors as
                 if constexpr (!kFirst) {
                     finish_pv(first + n - 1);
                     note(watched::has_o, n - 1);
-                    if (grows) {
-#pragma unroll
-                        for (int c = 0; c < kC; ++c)
-#pragma unroll
-                            for (int e = 0; e < 4; ++e) o[4 * c + e] *= alpha[e / 2];
-                    }
                 }
+                // Before O is rescaled, which is rare, so that it can run beside the exponentials.
 #pragma unroll
                 for (int k = 0; k < kK; ++k)
 #pragma unroll
                     for (int e = 0; e < 4; ++e) p[k][e] = ptx::pack<T>(s[8 * k + 2 * e], s[8 * k + 2 * e + 1]);
+                if (!kFirst && grows) {
+#pragma unroll
+                    for (int c = 0; c < kC; ++c)
+#pragma unroll
+                        for (int e = 0; e < 4; ++e) o[4 * c + e] *= alpha[e / 2];
+                }
             };
 
 #pragma unroll
@@ -336,6 +348,11 @@ __global__ __launch_bounds__(Shape::kThreads, 1) void vote_first(  // tensors as
 #pragma unroll
             for (int r = 0; r < 2; ++r) m[r] = -INFINITY, l[r] = 0.0f;
             const int own_blocks = blocks_of(i0 + 64 * wg, 64);
+            if (negative && own_blocks > 0) {
+                negate(smem.q[wg], threadIdx.x % 128);
+                ptx::fence_proxy_async();  // wgmma shall see it
+                sync_warpgroup();
+            }
             const int whole = mask.visible(i0 + 64 * wg, Nkv) / Bc;  // blocks that need no mask
             int n = 0;
             for (; n < blocks - own_blocks; ++n) {  // above the diagonal of this warpgroup's rows, and past the last row
@@ -347,11 +364,12 @@ __global__ __launch_bounds__(Shape::kThreads, 1) void vote_first(  // tensors as
                 step.template operator()<true, true>(n++);
                 for (; n < blocks - whole; ++n) step.template operator()<false, true>(n);
                 for (; n < blocks; ++n) step.template operator()<false, false>(n);
+            }
+            if (Shape::kOwnO) ptx::mbarrier_arrive(smem.q_empty[wg]);  // there is no further product with it
+            if (own_blocks > 0) {
                 start_pv(first + n - 1, false);
                 finish_pv(first + n - 1);
                 note(watched::has_o, n - 1);
-            } else if (Shape::kOwnO) {
-                ptx::mbarrier_arrive(smem.q_empty[wg]);
             }
 
             // O through shared memory, from where TMA takes it.
@@ -386,7 +404,7 @@ __global__ __launch_bounds__(Shape::kThreads, 1) void vote_first(  // tensors as
                 constexpr float kLn2 = 0.6931471805599453f;
                 if (t == 0 && i < Nq) LSE3(b, h, i) = l[r] > 0.0f ? kLn2 * (c_log2 * m[r] + log2f(l[r])) : -INFINITY;
             }
-            first += blocks;
+            first += static_cast<unsigned>(blocks);
         }
         if (wg == 0) take_turn();                       // the last one, which has no work
         if (speaks) ptx::cp_async_bulk_wait_read<0>();  // shared memory ends with the block

@@ -24,30 +24,13 @@ decltype(auto) with_vote_first_shape(const Problem& p, F&& f) {
     }
 }
 
-template <class S>
-TileOrder tile_order(const Problem& p, const Device& device) {
-    const int tiles = (p.seq + S::Br - 1) / S::Br, heads = p.heads * p.batch;
-    if (!p.causal) return {(tiles + S::kCluster - 1) / S::kCluster * S::kCluster, p.heads, p.batch, 1};
-    // The power of two next to the number of heads whose K and V the L2 cache holds; but four blocks or more shall read the same K and V
-    // at a time.
-    const double of_a_head = 2.0 * p.kv_seq * p.head_dim * 2 * p.kv_heads / p.heads;
-    const double fit = std::clamp(static_cast<double>(device.l2_bytes) / of_a_head * 1.4142, 1.0, std::max(device.sms / 4.0, 1.0));
-    return {tiles, p.heads, p.batch, std::min(heads, static_cast<int>(std::bit_floor(static_cast<unsigned>(fit))))};
-}
-
-/// Blocks of the grid: one an SM, in whole clusters.
-template <class S>
-int grid_of(const TileOrder& order, const Device& device) {
-    return std::min(order.count(), std::max(device.sms / S::kCluster, 1) * S::kCluster);
-}
-
 template <class W>
 void launch_vote_first(Forward& args, const W& watch) {
     const std::string variant = "06c vote_first";
     const Problem& p = args.problem;
     with_tensors(variant, args, [&]<class T>() {
         with_vote_first_shape(p, [&]<class S>() {
-            const TileOrder order = tile_order<S>(p, args.device);
+            const TileOrder order = tile_order(p, args.device, S::Br, sizeof(T), S::kCluster);
             const auto of_queries = [&]<class E>(const char* name, const TensorRef& t) {
                 return map_of<E>(variant, name, t, p, p.heads, p.seq, 64);
             };
@@ -56,14 +39,13 @@ void launch_vote_first(Forward& args, const W& watch) {
             };
             launch(vote_first<T, S, W>,
                    {.name = "vote_first",
-                    .grid = grid_of<S>(order, args.device),
+                    .grid = grid_of(order, args.device, S::kCluster),
                     .block = S::kThreads,
                     .smem = sizeof(VoteFirstShared<T, S>),
                     .cluster = S::kCluster,
                     .exec = &args.exec},
                    of_queries.template operator()<const T>("Q", args.q), of_keys("K", args.k), of_keys("V", args.v),
-                   of_queries.template operator()<T>("O", args.o), args.LSE(),
-                   simt::packed_view<int, 1>("claims", args.workspace.zeroed<int>("claims", 2), {2}), order, p.kv_seq, p.heads / p.kv_heads,
+                   of_queries.template operator()<T>("O", args.o), args.LSE(), claims(args), order, p.kv_seq, p.heads / p.kv_heads,
                    p.scale() * 1.4426950408889634f, Mask(p), watch);
         });
     });

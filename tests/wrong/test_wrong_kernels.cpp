@@ -119,19 +119,23 @@ WRONG_KERNELS(DECLARE)
     X(fp8_keys_in_order)              \
     X(fp8_not_rescaled)               \
     X(fp8_sum_not_rescaled)           \
+    X(fp8_largest_of_negative_ones)   \
     X(fp8_maximum_too_old)            \
     X(fp8_tail_not_zeroed)            \
     X(fp8_infinity_saturated)         \
     X(fp8_zero_times_infinity)        \
     X(fp8_warps_scale_alone)          \
+    X(fp8_passed_over_unseen)         \
     X(fp8_queries_released_too_early) \
     X(fp8_output_still_leaving)
 
 #define WRONG_VOTE_FIRST_KERNELS(X) \
     X(vote_without_rescaling)       \
     X(vote_too_generous)            \
-    X(queries_not_awaited)          \
-    X(passed_over_unseen)
+    X(vote_below_zero_as_above)     \
+    X(sign_of_the_scale_lost)       \
+    X(negated_queries_not_fenced)   \
+    X(queries_not_awaited)
 
 #define DECLARE_VOTE_FIRST(name)            \
     namespace name {                        \
@@ -583,6 +587,15 @@ private:
     }
 };
 
+/// Moves all scores far below zero, by one element of each row of Q and of K, and those of a block of keys 2^24 below the one before.
+void below_zero(UnlikeBlocks& test) {
+    std::vector<float>& k = test.setup.inputs.k_host;
+    for (std::size_t e = 0; e < k.size(); ++e) k[e] -= 20 * 0.693147f / 8 * static_cast<float>(e / 64 / 64);
+    for (std::size_t e = 0; e < test.setup.inputs.q_host.size(); e += 64) test.setup.inputs.q_host[e] = 64.0f;
+    for (std::size_t e = 0; e < test.setup.inputs.k_host.size(); e += 64) test.setup.inputs.k_host[e] = -64.0f;
+    test.change();
+}
+
 void expect_told_of(const Variant& variant, const TestCase& test, const std::string& pattern) {
     static const Stage stage = {.id = "06", .title = "wrong"};
     const std::string text = told(variant, stage, test);
@@ -605,15 +618,28 @@ TEST(WrongKernels, VoteWithoutRescaling) {
     expect_told_of(vote_without_rescaling::vote_first_variant(), UnlikeBlocks(), "LSE is right.*how o is rescaled");
 }
 TEST(WrongKernels, VoteTooGenerous) { expect_told_of(vote_too_generous::vote_first_variant(), UnlikeBlocks(), kNan); }
+TEST(WrongKernels, VoteBelowZeroAsAbove) {
+    UnlikeBlocks test;
+    below_zero(test);
+    expect_told_of(vote_below_zero_as_above::vote_first_variant(), test, kNan);
+}
+TEST(WrongKernels, SignOfTheScaleLost) {
+    UnlikeBlocks test;
+    test.setup.inputs.problem.softmax_scale = -0.125f;
+    test.change();
+    expect_told_of(sign_of_the_scale_lost::vote_first_variant(), test, "^O: ");
+}
+TEST(WrongKernels, NegatedQueriesNotFenced) {
+    UnlikeBlocks test;
+    test.setup.inputs.problem.softmax_scale = -0.125f;
+    test.change();
+    expect_told_of(negated_queries_not_fenced::vote_first_variant(), test,
+                   "wgmma in vote_first: .* no fence_proxy_async\\(\\) lies between");
+}
 TEST(WrongKernels, QueriesNotAwaited) {
     expect_race_told_of(queries_not_awaited::vote_first_variant(),
                         "TMA load in vote_first: .* writes shared memory\\([0-9]+\\) while a wgmma");
 }
-TEST(WrongKernels, PassedOverUnseen) {
-    expect_race_told_of(passed_over_unseen::vote_first_variant(),
-                        "TMA load in vote_first: .* writes shared memory\\([0-9]+\\) while a wgmma");
-}
-
 TEST(WrongKernels, Fp8NotScaled) {
     UnlikeBlocks test;
     for (float& x : test.setup.inputs.v_host) x *= 8.0f;
@@ -626,6 +652,11 @@ TEST(WrongKernels, Fp8KeysInOrder) { expect_told_of(fp8_keys_in_order::fp8_varia
 TEST(WrongKernels, Fp8NotRescaled) { expect_told_of(fp8_not_rescaled::fp8_variant(), UnlikeBlocks(), kTooFarOff); }
 TEST(WrongKernels, Fp8SumNotRescaled) { expect_told_of(fp8_sum_not_rescaled::fp8_variant(), UnlikeBlocks(), kTooFarOff); }
 TEST(WrongKernels, Fp8MaximumTooOld) { expect_told_of(fp8_maximum_too_old::fp8_variant(), UnlikeBlocks(), kTooFarOff); }
+TEST(WrongKernels, Fp8LargestOfNegativeOnes) {
+    UnlikeBlocks test;
+    below_zero(test);
+    expect_told_of(fp8_largest_of_negative_ones::fp8_variant(), test, kTooFarOff);
+}
 TEST(WrongKernels, Fp8TailNotZeroed) { expect_told_of(fp8_tail_not_zeroed::fp8_variant(), UnlikeBlocks(), kNan); }
 TEST(WrongKernels, Fp8InfinitySaturated) {
     UnlikeBlocks test;
@@ -640,6 +671,9 @@ TEST(WrongKernels, Fp8ZeroTimesInfinity) {
     expect_told_of(fp8_zero_times_infinity::fp8_variant(), test, kNan);
 }
 TEST(WrongKernels, Fp8WarpsScaleAlone) { expect_race_told_of(fp8_warps_scale_alone::fp8_variant(), "race in quantise: .*of_warps"); }
+TEST(WrongKernels, Fp8PassedOverUnseen) {
+    expect_race_told_of(fp8_passed_over_unseen::fp8_variant(), "TMA load in fp8: .* writes shared memory\\([0-9]+\\) while a wgmma");
+}
 TEST(WrongKernels, Fp8QueriesReleasedTooEarly) {
     expect_race_told_of(fp8_queries_released_too_early::fp8_variant(),
                         "barrier q_empty\\[0\\] completes phase 1 and nobody has waited for the phase before it");

@@ -99,6 +99,8 @@ inline int __all_sync(unsigned mask, int predicate) {
 }
 
 inline int __popc(unsigned x) { return std::popcount(x); }
+inline int __float_as_int(float x) { return std::bit_cast<int>(x); }
+inline float __int_as_float(int x) { return std::bit_cast<float>(x); }
 inline int __clz(int x) { return std::countl_zero(static_cast<unsigned>(x)); }
 inline int __ffs(int x) { return x ? std::countr_zero(static_cast<unsigned>(x)) + 1 : 0; }
 
