@@ -58,6 +58,9 @@ OWNERS = (
     ("flash_attn2", re.compile("flash_(fwd|bwd)", re.I)),
 )
 
+# What Google Benchmark says of the host, which has no part in what is measured.
+HOST = ("host_name", "load_avg", "executable", "caches", "num_cpus", "mhz_per_cpu", "cpu_scaling_enabled", "library_build_type", "aslr_enabled")
+
 torch = None  # imported by main(), so that --list and --help need no PyTorch
 
 
@@ -395,8 +398,7 @@ def beside(case, options):
             reason = first_line(ran.stderr) if ran.stderr.strip() else "it wrote no results"
             raise Wrong(f"{options.beside}: exit status {ran.returncode}: {reason}") from None
     options.wrong += ran.returncode == 1
-    for key, value in document["context"].items():
-        options.own_context.setdefault(key, value)
+    options.own_context = {**document["context"], **options.own_context}
     return document["benchmarks"]
 
 
@@ -723,7 +725,8 @@ def main(words):
             entries += [failed(name, f"skipped: not begun: stopped: {why}") for name in left]
         write(options.out, document)
         if options.beside:
-            write(options.beside_out, {"context": options.own_context, "benchmarks": options.own})
+            own_context = {key: value for key, value in options.own_context.items() if key not in HOST}
+            write(options.beside_out, {"context": {**own_context, "command": document["context"]["command"]}, "benchmarks": options.own})
         if partial:
             os.remove(partial)
     except OSError as error:
