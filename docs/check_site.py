@@ -5,14 +5,15 @@
 
 Without pages: the chapters and all other pages made from Markdown, and the indices of the reference. Each is opened as a local file,
 1280 and 390 pixels wide, light and dark. Wrong are: an error on the console, a request that fails, an image that does not load, a
-formula that MathJax does not draw, a link to a file that does not exist, a page without anything to read, and a page wider than the
-window (a wide table or listing has to scroll by itself). --screenshots saves each page whole as PNG. Needs Python and Chromium (Debian
+formula that MathJax does not draw, a link to a file or an anchor that does not exist, a page without anything to read, a page wider than
+the window (a wide table or listing has to scroll by itself), and a button for light and dark that does not turn the one into the other. --screenshots saves each page whole as PNG. Needs Python and Chromium (Debian
 package chromium); with --if-chromium nothing is checked, and that is no error, where there is none. Exit status: 0 all is well,
 1 something is wrong, 2 bad argument or no Chromium.
 """
 
 import argparse
 import base64
+import functools
 import json
 import os
 import pathlib
@@ -52,6 +53,14 @@ EXAMINE = r"""
         const box = element.getBoundingClientRect();
         return box.width && (box.left < frame.left - 1 || box.right > frame.right + 1) && !scrolls(element.parentElement);
     });
+    const button = document.querySelector('doxygen-awesome-dark-mode-toggle');
+    if (button?.offsetWidth) {
+        const colour = () => getComputedStyle(document.body).backgroundColor, before = colour();
+        button.click();
+        if (colour() == before) wrong.push('the button for light and dark changes nothing');
+        button.click();
+        if (colour() != before) wrong.push('the button for light and dark does not change back');
+    } else wrong.push('no button for light and dark');
     if (wide) wrong.push('wider than the window: ' + wide.outerHTML.slice(0, 200));
     return wrong;
 })()
@@ -142,6 +151,12 @@ class Chromium:
         path.write_bytes(base64.b64decode(self("Page.captureScreenshot", format="png")["data"]))
 
 
+@functools.cache
+def anchors(path):
+    """What a link to this page may have behind its #."""
+    return set(re.findall(r'\b(?:id|name)="([^"]*)"', pathlib.Path(path).read_text("utf-8")))
+
+
 def examine(chromium, page, width, scheme, screenshots):
     """What is wrong with a page at this width, in this colour scheme."""
     chromium.resize(width, 900)
@@ -150,7 +165,8 @@ def examine(chromium, page, width, scheme, screenshots):
     wrong = chromium.evaluate(EXAMINE)
     for link in chromium.evaluate("[...document.links].map(link => link.href)"):
         url = urllib.parse.urlsplit(link)
-        if url.scheme == "file" and not os.path.exists(urllib.parse.unquote(url.path)):
+        path = urllib.parse.unquote(url.path)
+        if url.scheme == "file" and (not os.path.exists(path) or url.fragment and urllib.parse.unquote(url.fragment) not in anchors(path)):
             wrong.append("link to nothing: " + link)
     if screenshots:
         height = chromium.evaluate("document.getElementById('doc-content').scrollHeight + 200")
