@@ -48,9 +48,10 @@ fi
 
 cd -- "$root"
 if ((${#stages[@]})); then
-    mapfile -t sources < <(for stage in "${stages[@]}"; do find steps/"$stage"_* -name '*.cu'; done | sort)
+    mapfile -t sources < <(for stage in "${stages[@]}"; do find steps/"$stage"_* -name '*.cu'; done | sort -r)
 else
-    mapfile -t sources < <(find common steps -name '*.cu' | sort)
+    # Later stages take longer: they go first, and no core waits for them at the end.
+    mapfile -t sources < <(find common steps -name '*.cu' | sort -r)
 fi
 if ((!${#sources[@]})); then echo "no .cu files found in $root" >&2 && exit 1; fi
 
