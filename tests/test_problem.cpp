@@ -4,6 +4,7 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <climits>
 #include <cmath>
 #include <functional>
@@ -159,6 +160,12 @@ TEST(Mask, RowsAndKeysSeeEachOther) {
             const Problem p{.seq = seq, .kv_seq = kv_seq, .causal = causal};
             const Mask mask(p);
             for (int i = 0; i < seq; ++i) EXPECT_EQ(mask.visible(i, kv_seq), p.visible_keys(i));
+            for (int i0 = 0; i0 <= seq; ++i0)
+                for (const int rows : {1, 2, 100}) {
+                    int keys = 0;
+                    for (int i = i0; i < std::min(i0 + rows, seq); ++i) keys = std::max(keys, p.visible_keys(i));
+                    EXPECT_EQ(mask.blocks(i0, rows, seq, 3, kv_seq), (keys + 2) / 3) << rows << " rows from " << i0 << " on";
+                }
             for (int j = 0; j < kv_seq; ++j)
                 for (int i = 0; i < seq; ++i) {
                     EXPECT_EQ(mask.hides(i, j), j >= p.visible_keys(i));

@@ -24,6 +24,13 @@ struct Mask {
         return keys < 0 ? 0 : keys < Nkv ? keys : Nkv;
     }
 
+    /// Blocks of Bc keys that some of the query rows i0 to i0 + rows - 1 see; rows from Nq on see nothing.
+    SIMT_BOTH int blocks(int i0, int rows, int Nq, int Bc, int Nkv) const {
+        if (i0 >= Nq) return 0;
+        const int last = i0 + rows < Nq ? i0 + rows - 1 : Nq - 1;
+        return (visible(last, Nkv) + Bc - 1) / Bc;
+    }
+
     /// The first query row that sees key j; it may lie past the end.
     SIMT_BOTH int first_row(int j) const { return causal && j > offset ? j - offset : 0; }
 };

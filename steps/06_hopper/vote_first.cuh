@@ -96,10 +96,7 @@ __global__ __launch_bounds__(Shape::kThreads, 1) void vote_first(  // tensors as
     using QTile = typename VoteFirstShared<T, Shape>::QTile;
     using KvTile = typename VoteFirstShared<T, Shape>::KvTile;
     const int Nq = LSE3.extent(2);
-    const auto blocks_of = [&](int i0, int rows) {  // blocks of keys that `rows` rows from i0 on see
-        if (i0 >= Nq) return 0;
-        return (mask.visible(min(i0 + rows, Nq) - 1, Nkv) + Bc - 1) / Bc;
-    };
+    const auto blocks_of = [&](int i0, int rows) { return mask.blocks(i0, rows, Nq, Bc, Nkv); };
 
     auto& smem = simt::shared<VoteFirstShared<T, Shape>>();
     if (threadIdx.x == 0) {
