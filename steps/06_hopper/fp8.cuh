@@ -129,10 +129,7 @@ __global__ __launch_bounds__(Shape::kThreads, 1) void fp8(  // tensors as their 
     // The n-th K tile, counted over all tiles of Q, uses slot n % kSlots for the (n / kSlots)-th time, and so does the n-th V tile.
     const auto slot_of = [](unsigned n) { return static_cast<int>(n % kSlots); };
     const auto parity_of = [](unsigned n) { return n / kSlots % 2; };
-    const auto blocks_of = [&](int i0, int rows) {  // blocks of keys that `rows` rows from i0 on see
-        if (i0 >= Nq) return 0;
-        return (mask.visible(min(i0 + rows, Nq) - 1, Nkv) + Bc - 1) / Bc;
-    };
+    const auto blocks_of = [&](int i0, int rows) { return mask.blocks(i0, rows, Nq, Bc, Nkv); };  // that `rows` rows from i0 on see
 
     if (wg == kGroups) {  // the producer, of which one lane works
         ptx::setmaxnreg_dec<Shape::kProducerRegisters>();
