@@ -69,6 +69,19 @@ Problem gqa_case() {
     return p;
 }
 
+std::vector<Problem> decode_sweep() {
+    std::vector<Problem> sweep;
+    const auto add = [&](int batch, int queries, int keys) {
+        sweep.push_back(
+            {.batch = batch, .heads = 32, .kv_heads = 8, .seq = queries, .kv_seq = keys, .head_dim = 128, .dtype = DType::bf16});
+    };
+    for (const int batch : {1, 16, 64, 128})
+        for (const int keys : {512, 2048, 8192, 32768, 131072})
+            if (batch * keys <= 16 * 32768) add(batch, 1, keys);
+    add(16, 8, 32768);
+    return sweep;
+}
+
 std::vector<Problem> full_sweep() {
     std::vector<Problem> sweep;
     for (const int seq : {512, 1024, 2048, 4096, 8192, 16384})
@@ -89,13 +102,14 @@ std::vector<Problem> quick_sweep() {
 Problem default_case() { return {.heads = 16, .kv_heads = 16, .seq = 4096, .kv_seq = 4096, .head_dim = 128, .dtype = DType::bf16}; }
 
 std::vector<Problem> cases_of(const Request& request) {
-    if (request.quick + request.gqa + request.any() > 1) {
+    if (request.quick + request.gqa + request.decode + request.any() > 1) {
         throw InvalidArgument(
-            "--quick, --gqa and the options of a single case (--batch, --heads, --kv-heads, --seq, --kv-seq, --head-dim, "
-            "--dtype, --causal) ask for different cases; one of the three is accepted");
+            "--quick, --gqa, --decode and the options of a single case (--batch, --heads, --kv-heads, --seq, --kv-seq, --head-dim, "
+            "--dtype, --causal) ask for different cases; one of the four is accepted");
     }
     if (request.quick) return quick_sweep();
     if (request.gqa) return {gqa_case()};
+    if (request.decode) return decode_sweep();
     if (!request.any()) return full_sweep();
     const Problem p = request.over(default_case());
     check(p);
@@ -187,6 +201,10 @@ std::vector<std::pair<std::string, double>> counters(const Measured& m) {
     if (!m.movement.requested.tensors.empty()) {
         all.emplace_back("GB_per_s", 1e-9 * static_cast<double>(m.movement.requested.total()) / median);
         all.emplace_back("hbm_GB_per_s", 1e-9 * static_cast<double>(m.movement.dram.total()) / median);
+        if (m.copy_bandwidth) {
+            all.emplace_back("copy_GB_per_s", 1e-9 * *m.copy_bandwidth);
+            all.emplace_back("copy_percent", 100 * static_cast<double>(m.movement.dram.total()) / median / *m.copy_bandwidth);
+        }
     }
     if (m.saved) all.emplace_back("saved_MiB", static_cast<double>(*m.saved) / (1024.0 * 1024.0));
     if (m.prediction) {

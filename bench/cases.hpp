@@ -19,6 +19,7 @@ namespace workbook::bench {
 struct Request : ProblemOptions {  // any of these asks for a single case
     bool quick = false;            ///< the short sweep
     bool gqa = false;              ///< the grouped-query case alone
+    bool decode = false;           ///< the sweep of decoding
 };
 
 /// The sweep of FlashAttention-2's paper (Dao 2023, section 4.1): B * N = 16384 tokens and 2048 / d heads, d = 64 and 128,
@@ -31,6 +32,10 @@ std::vector<Problem> quick_sweep();
 
 /// B=4 Hq=32 Hkv=8 N=4096 d=128 bf16 causal.
 Problem gqa_case();
+
+/// One query a sequence, Hq=32 Hkv=8 d=128 bf16: batches of 1, 16, 64 and 128 with 512 to 131072 keys, of caches of up to 2 GiB; and eight
+/// queries with B=16 and 32768 keys.
+std::vector<Problem> decode_sweep();
 
 /// What a single case takes the rest from: B=1 Hq=16 N=4096 d=128 bf16.
 Problem default_case();
@@ -84,6 +89,7 @@ struct Measured {
     std::optional<std::size_t> saved;      ///< bytes held from forward to backward beside Q, K, V and O
     double rel_rms_error = 0;              ///< of O, or the largest of dQ, dK and dV, against float64, on the rows that were checked
     std::optional<Prediction> prediction;  ///< of the GPU that ran, where the table has it
+    std::optional<double> copy_bandwidth;  ///< of a copy within the GPU's memory, bytes a second, read and written
 };
 
 /// The counters of a case, by the names that results carry:
@@ -91,6 +97,7 @@ struct Measured {
 /// - GB_per_s and hbm_GB_per_s (predicted requested and DRAM bytes over the median time; 10^9 bytes); only where they are predicted
 /// - extra_MiB, saved_MiB (of a backward pass), spread_percent ((p90 - p10) / median), repetitions, rel_rms_error
 /// - predicted_ms, and roofline_percent (predicted over median time); only with a prediction
+/// - copy_GB_per_s, and copy_percent (hbm_GB_per_s of it); only where a copy was measured
 /// @throws InvalidArgument when there are no times, or the median is not above 0
 std::vector<std::pair<std::string, double>> counters(const Measured& measured);
 

@@ -102,3 +102,9 @@ def quick():
 def grouped_heads():
     """Four query heads share a head of K and V, as in today's language models."""
     return [Case(4, 32, 8, 4096, 4096, 128, "bf16", True)]
+
+
+def decode():
+    """One query a sequence against long caches of up to 2 GiB; and eight queries."""
+    sizes = [(batch, 1, keys) for batch in (1, 16, 64, 128) for keys in (512, 2048, 8192, 32768, 131072) if batch * keys <= 16 * 32768]
+    return [Case(batch, 32, 8, queries, keys, 128, "bf16", False) for batch, queries, keys in sizes + [(16, 8, 32768)]]

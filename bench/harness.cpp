@@ -94,6 +94,16 @@ public:
     }
 };
 
+/// Bytes a second of a copy within the GPU's memory, read and written, larger than any cache.
+double copy_bandwidth() {
+    constexpr std::size_t size = std::size_t{1} << 30;
+    const DeviceBuffer from(size);
+    DeviceBuffer to(size);
+    const auto copy = [&] { cudaMemcpyAsync(to.data(), from.data(), size, cudaMemcpyDeviceToDevice, nullptr); };
+    copy();
+    return 2.0 * size / measure(copy, nullptr, 20).seconds;
+}
+
 /// What several cases share: those of one shape and type have the same inputs, whatever the variant and the mask.
 struct Shared {
     Inputs inputs;
@@ -110,6 +120,7 @@ public:
     void use_device() {
         device_ = Device::current();
         gpu_ = in_table(device_);
+        if (options_.request.decode) copy_bandwidth_ = copy_bandwidth();
     }
     const Device& device() const { return device_; }
     int status() const { return wrong_ ? Exit::wrong : timed_ ? all_right : nothing_timed; }
@@ -161,6 +172,7 @@ private:
             if (direction != Direction::both) {
                 measured.movement = movement;
                 measured.prediction = least;
+                measured.copy_bandwidth = copy_bandwidth_;
             }
             if (const std::string why = check_and_time(variant, problem, direction, measured); !why.empty()) {
                 wrong_ = true;
@@ -295,6 +307,7 @@ private:
     const Clock::time_point start_;
     Device device_;
     const Gpu* gpu_ = nullptr;
+    std::optional<double> copy_bandwidth_;
     std::optional<Shared> shared_;
     bool wrong_ = false, timed_ = false;
 };

@@ -30,6 +30,8 @@ Options parse_options(Program program, const std::string& name, const std::vecto
     add.group = "Sweeps";
     add.flag("--quick", request.quick, "N = 1024 and 4096 in bf16 with d = 128 only");
     add.flag("--gqa", request.gqa, "only B=4 Hq=32 Hkv=8 N=4096 d=128 bf16 causal, which ends the full sweep");
+    add.flag("--decode", request.decode,
+             measuring ? "one query against long caches; a copy in the GPU's memory is timed beside it" : "one query against long caches");
     add.group = "A single case";
     add.problem(request, default_case(), "bf16");
     add.group = "The run";

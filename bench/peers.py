@@ -32,7 +32,7 @@ import sys
 import tempfile
 import warnings
 
-from cases import DTYPES, PEERS, Case, grouped_heads, quick, sweep
+from cases import DTYPES, PEERS, Case, decode, grouped_heads, quick, sweep
 
 # Largest relative RMS error of a row of O. A row is an average of V with rounded weights, so its relative error is a few times
 # the type's rounding unit at every length; a wrong mask or scale is of order 1. f32 leaves room for TF32 tensor cores.
@@ -548,6 +548,7 @@ def parse_options(words):
                                                             "causal, bf16 and, where it is done, f32; and --gqa")
     cases.add_argument("--quick", action="store_true", help="of --sweep N = 1024 and 4096 in bf16 with d = 128")
     cases.add_argument("--gqa", action="store_true", help="B=4 Hq=32 Hkv=8 N=4096 d=128 bf16 causal")
+    cases.add_argument("--decode", action="store_true", help="one query against B=1 to 128 caches of 512 to 131072 keys, Hq=32 Hkv=8 d=128 bf16")
     one = parser.add_argument_group("a single case (any of these makes one)")
     one.add_argument("--batch", type=size, metavar="B", help="default 1")
     one.add_argument("--heads", type=size, metavar="H", help="query heads; default 16")
@@ -600,8 +601,9 @@ def parse_options(words):
                                   options.dtype or "bf16", options.causal))
     asked = set(options.cases)
     options.cases += quick() if options.quick else []
-    options.cases += sweep() if options.sweep or not (single or options.quick or options.gqa) else []
+    options.cases += sweep() if options.sweep or not (single or options.quick or options.gqa or options.decode) else []
     options.cases += grouped_heads() if options.gqa else []
+    options.cases += decode() if options.decode else []
     options.cases = list(dict.fromkeys(options.cases))
     if options.backward:
         directions = options.backward.split(",")

@@ -269,7 +269,7 @@ def read_traffic(path):
             raise BadInput(f"{where}: an object is expected")
         stage = get(where, entry, "stage", str, "the number of the stage as text")
         kernel = f"{stage} {get(where, entry, 'name', str, 'the name of the variant')}"
-        case = re.sub(r"^step\d\d/[^/]*/", "", get(where, entry, "case", str, "the name of the case"))
+        case = re.sub(r"^step(\d\d|[a-z])/[^/]*/", "", get(where, entry, "case", str, "the name of the case"))
         if entry.get("layout", "bhnd") != "bhnd":
             case += f"/{get(where, entry, 'layout', str, 'the layout')}"
         predicted = get(where, entry, "predicted", dict, "an object with read, written and dram")

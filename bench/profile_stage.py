@@ -147,7 +147,7 @@ class Launch:
 
 def short_name(kernel):
     """"void step01::scores<__nv_bfloat16, (int)2>(...)" is scores."""
-    match = re.search(r"step\d\d::(?:\w+::)*(\w+)", kernel)
+    match = re.search(r"step(?:\d\d|[a-z])::(?:\w+::)*(\w+)", kernel)
     return match[1] if match else kernel
 
 
@@ -385,7 +385,10 @@ def check_options(words, where):
 
 
 def parse_stage(word, where):
-    known = sorted(os.path.basename(folder)[:2] for folder in glob.glob(os.path.join(ROOT, "steps", "[0-9][0-9]_*")))
+    known = sorted(os.path.basename(folder).split("_")[0] for pattern in ("[0-9][0-9]_*", "[a-z]_*")
+                   for folder in glob.glob(os.path.join(ROOT, "steps", pattern)))
+    if word.removeprefix("step") in known:
+        return word.removeprefix("step")
     match = re.fullmatch(r"(?:step)?0?([0-9]{1,2})", word)
     if match and match[1].zfill(2) in known:
         return match[1].zfill(2)

@@ -14,7 +14,7 @@ COUNTERS = ("TFLOPS", "GB_per_s", "hbm_GB_per_s", "roofline_percent", "extra_MiB
 ROOFS = ("bandwidth_GB_s", "l1_GB_s", "tensor_tflops", "fp32_tflops")  # a GPU's limits, in a file's context
 # What Google Benchmark appends to a name, depending on how the benchmark is set up.
 _SUFFIX = re.compile(r"(/((min_time|min_warmup_time|iterations|repeats|threads):[^/]+|manual_time|process_time|real_time))*$")
-_STAGE = re.compile(r"step(\d\d)/([A-Za-z0-9_.-]+)/(.+)")
+_STAGE = re.compile(r"step(\d\d|[a-z])/([A-Za-z0-9_.-]+)/(.+)")
 _PEER = re.compile(r"peer/([a-z0-9_]+)/(.+)")
 
 

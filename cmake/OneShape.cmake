@@ -68,6 +68,12 @@ void with_f16(const std::string&, workbook::Forward&, F&& run) {
 }
 ")
     cut("with_tensors(variant, args," "with_f16(variant, args,")
+  elseif(number STREQUAL "a")
+    foreach(shape "64, 1, 2" "64, 2, 2" "128, 1, 1" "128, 1, 2" "128, 2, 2")
+      cut("Shape<${shape}>" "Shape<64, 1, 1>")
+    endforeach()
+    cut("    else
+        f.template operator()<__nv_bfloat16>();" "")
   endif()
   if(number MATCHES "^0[45]$") # float16 alone of what tensor cores multiply
     cut("    else

@@ -22,12 +22,12 @@ while (($#)); do
             shift
             ;;
         --if-nvcc) if_nvcc=yes ;;
-        [0-9][0-9])
+        [0-9][0-9] | [a-z])
             if ! compgen -G "$root/steps/$1_*" >/dev/null; then echo "stage $1 does not exist" >&2 && exit 2; fi
             stages+=("$1")
             ;;
         -h | --help) sed -n '2,8s/^# \{0,1\}//p' "${BASH_SOURCE[0]}" && exit ;;
-        *) echo "'$1' is unknown; accepted: --architectures LIST, --output FOLDER, --if-nvcc, two-digit stages" >&2 && exit 2 ;;
+        *) echo "'$1' is unknown; accepted: --architectures LIST, --output FOLDER, --if-nvcc, two-digit stages, a" >&2 && exit 2 ;;
     esac
     shift
 done

@@ -77,9 +77,9 @@ done
 
 cd -- "$root"
 numbers=()
-for folder in steps/[0-9][0-9]_*/; do
+for folder in steps/[0-9][0-9]_*/ steps/[a-z]_*/; do
     number=${folder#steps/}
-    number=${number:0:2}
+    number=${number%%_*}
     if [[ -z $stages || ,$stages, == *,$number,* ]]; then numbers+=("$number"); fi
 done
 if ((!${#numbers[@]})); then fail "--stages=$stages: no such stage; accepted are the numbers of the folders in steps/"; fi

@@ -73,13 +73,14 @@ TEST(BenchSweep, ASingleCaseTakesTheRestFromTheDefaults) {
     EXPECT_EQ(only({"--batch", "2", "--heads", "8", "--kv-heads", "2", "--seq", "300", "--kv-seq", "517", "--dtype", "f16"}),
               "B=2 Hq=8 Hkv=2 Nq=300 Nkv=517 d=128 f16");
     EXPECT_EQ(only({"--gqa"}), describe(gqa_case()));
+    EXPECT_EQ(cases_of(parse({"--decode"}).request).size(), 15u);
     EXPECT_EQ(cases_of(parse({}).request).size(), full_sweep().size());
     EXPECT_EQ(cases_of(parse({"--quick"}).request).size(), quick_sweep().size());
 }
 
 TEST(BenchSweep, RefusesWhatContradicts) {
-    expect_complaint([] { cases_of(parse({"--quick", "--seq", "512"}).request); }, {"--quick", "one of the three is accepted"});
-    expect_complaint([] { cases_of(parse({"--quick", "--gqa"}).request); }, {"--gqa", "one of the three is accepted"});
+    expect_complaint([] { cases_of(parse({"--quick", "--seq", "512"}).request); }, {"--quick", "one of the four is accepted"});
+    expect_complaint([] { cases_of(parse({"--quick", "--gqa"}).request); }, {"--gqa", "one of the four is accepted"});
     expect_complaint([] { cases_of(parse({"--heads", "6", "--kv-heads", "4"}).request); }, {"heads", "6", "4"});
     expect_complaint([] { cases_of(parse({"--head-dim", "300"}).request); }, {"head_dim", "300", "256"});
 }

@@ -334,6 +334,59 @@ TEST(Cost, Fp8CountsEveryVisit) {
     EXPECT_EQ(dram.tensors[5].read, 2 * 2 * 256 * 64);
 }
 
+// Walks over the blocks of both kernels.
+TEST(Cost, SplitKvCountsEveryBlock) {
+    for (const int heads : {4, 12, 40})
+        for (const int seq : {1, 3, 8})
+            for (const int kv_seq : {1, 64, 100, 1000})
+                for (const int Br : {16, 64})
+                    for (const int splits : {1, 3}) {
+                        const Problem p{.batch = 3,
+                                        .heads = heads,
+                                        .kv_heads = 4,
+                                        .seq = seq,
+                                        .kv_seq = kv_seq,
+                                        .head_dim = 64,
+                                        .dtype = DType::bf16,
+                                        .page_size = 32};
+                        constexpr int Bc = 64, element = 2, chunk = 16;
+                        if (splits > (kv_seq + Bc - 1) / Bc) continue;
+                        const int split_keys = ((kv_seq + Bc - 1) / Bc + splits - 1) / splits * Bc;
+                        SCOPED_TRACE(describe(p) + " Br=" + std::to_string(Br) + " splits=" + std::to_string(splits));
+                        long long q = 0, k = 0, table = 0, part = 0;  // bytes; parts: rows
+                        for (int head = 0; head < p.batch * p.kv_heads; ++head)
+                            for (int row0 = 0; row0 < heads / 4 * seq; row0 += Br)
+                                for (int begin = 0; begin < splits * split_keys; begin += split_keys) {
+                                    const int rows = std::min(Br, heads / 4 * seq - row0);
+                                    q += rows * p.head_dim * element;
+                                    part += rows;
+                                    for (int key = begin; key < std::min(begin + split_keys, (kv_seq + Bc - 1) / Bc * Bc); ++key) {
+                                        const int chunks = p.head_dim * element / chunk;
+                                        table += chunks * 4;
+                                        if (key < kv_seq) k += chunks * chunk;
+                                    }
+                                }
+                        const Movement moved = split_kv_movement(p, {Br, Bc, splits, true});
+                        std::map<std::string, std::pair<long long, long long>> expected = {{"Q", {q, 0}},
+                                                                                           {"K", {k, 0}},
+                                                                                           {"V", {k, 0}},
+                                                                                           {"table", {table, 0}},
+                                                                                           {"O", {0, p.q_elements() * element}},
+                                                                                           {"LSE", {0, p.rows() * 4}}};
+                        if (splits > 1) {
+                            EXPECT_EQ(part, splits * p.rows());
+                            expected["O_part"] = {part * p.head_dim * 4, part * p.head_dim * 4};
+                            expected["m"] = expected["l"] = {part * (p.head_dim / 4) * 4, part * 4};
+                        }
+                        EXPECT_EQ(moved.requested.tensors.size(), expected.size());
+                        for (const TensorTraffic& t : moved.requested.tensors)
+                            EXPECT_EQ(std::pair(t.read, t.written), expected.at(t.tensor)) << t.tensor;
+                    }
+    const Problem p{.seq = 1, .kv_seq = 1, .head_dim = 64};
+    EXPECT_THROW(split_kv_movement(p, {16, 64, 0, false}), InvalidArgument);
+    EXPECT_THROW(split_kv_movement(p, {0, 64, 1, false}), InvalidArgument);
+}
+
 TEST(Cost, CompulsoryReadsKeysAndValuesByTheirOwnHeads) {
     const Traffic t =
         compulsory_traffic({.batch = 2, .heads = 8, .kv_heads = 2, .seq = 3, .kv_seq = 5, .head_dim = 4, .dtype = DType::f16});

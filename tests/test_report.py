@@ -342,6 +342,7 @@ class Peers(unittest.TestCase):
         self.assertEqual(set(self.run_peers("--sweep", "--gqa", "--quick", "--list").stdout.splitlines()), set(names))
         self.assertEqual(self.run_peers("--gqa", "--list", "--backends", "torch_flash").stdout,
                          "peer/torch_flash/fwd/bf16/d128/causal/B4_H32_KV8_N4096\n")
+        self.assertEqual(len(self.run_peers("--decode", "--list", "--backends", "torch_flash").stdout.splitlines()), 15)
         self.assertEqual(self.run_peers("--seq", "7", "--kv-seq", "9", "--dtype", "f32", "--list", "--backends", "torch_cudnn").stdout,
                          "peer/torch_cudnn/fwd/f32/d128/full/B1_H16_N7_M9\n")
 

@@ -199,6 +199,41 @@ Movement fp8_movement(const Problem& problem, int Br) {
             }}};
 }
 
+Movement split_kv_movement(const Problem& problem, const SplitKv& division) {
+    workbook::check(problem);
+    check(Tiles{division.Br, division.Bc});
+    if (division.splits < 1) throw InvalidArgument("splits = " + std::to_string(division.splits) + ": accepted is 1 or more");
+    const Sizes n(problem);
+    const long long group_rows = static_cast<long long>(problem.heads / problem.kv_heads) * problem.seq;
+    const long long row_tiles = (group_rows + division.Br - 1) / division.Br;
+    const long long kv_heads = static_cast<long long>(problem.batch) * problem.kv_heads;
+    const long long tiles = (problem.kv_seq + division.Bc - 1LL) / division.Bc;
+    const long long part = division.splits * n.rows * f32_bytes;  // bytes of a number for each row and split
+    Movement moved;
+    std::vector<TensorTraffic>&asked = moved.requested.tensors, &dram = moved.dram.tensors;
+    asked = {{"Q", division.splits * n.q * n.es, 0}, {"K", row_tiles * n.kv * n.es, 0}, {"V", row_tiles * n.kv * n.es, 0}};
+    dram = {{"Q", n.q * n.es, 0}, {"K", n.kv * n.es, 0}, {"V", n.kv * n.es, 0}};
+    if (division.paged) {
+        constexpr long long entry_bytes = 4;
+        const long long pages = (problem.kv_seq + problem.page_size - 1LL) / problem.page_size;
+        asked.push_back({"table", row_tiles * kv_heads * tiles * division.Bc * (n.d / 8) * entry_bytes, 0});
+        dram.push_back({"table", problem.batch * pages * entry_bytes, 0});
+    }
+    if (division.splits > 1) {
+        asked.push_back({"O_part", part * n.d, part * n.d});
+        asked.push_back({"m", part * (n.d / 4), part});
+        asked.push_back({"l", part * (n.d / 4), part});
+        dram.push_back({"O_part", part * n.d, part * n.d});
+        dram.push_back({"m", part, part});
+        dram.push_back({"l", part, part});
+    }
+    for (std::vector<TensorTraffic>* tensors : {&asked, &dram}) {
+        tensors->push_back({"O", 0, n.q * n.es});
+        tensors->push_back({"LSE", 0, n.rows * f32_bytes});
+    }
+    return moved;
+}
+
 long long visited_tiles(const Problem& problem, const Tiles& tiles, bool skip) {
     workbook::check(problem);
     check(tiles);

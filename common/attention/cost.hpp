@@ -79,6 +79,21 @@ Movement q_parallel_movement(const Problem& problem, const Tiles& tiles, bool sk
 /// @throws InvalidArgument where check() does
 Movement fp8_movement(const Problem& problem, int Br);
 
+/// How appendix A divides a problem among thread blocks.
+struct SplitKv {
+    int Br = 0;      ///< rows of a tile: the queries of all heads that share a key/value head
+    int Bc = 0;      ///< keys of a tile
+    int splits = 1;  ///< blocks that share the keys of a tile of rows
+    bool paged = false;
+};
+
+/// Appendix A. Each tile of Br rows reads K and V once, whatever the number of splits, and Q once a split. Where there are several splits,
+/// each writes its part of O (O_part), m and l in float32; a second kernel reads O_part once, and m and l once by each of the d / 4 threads
+/// of a row. Paged: the d / 8 threads that copy a row of K and V read its entry of the block table (table), also for the rows past the end
+/// of the last tile. A mask skips nothing, for the last query sees all keys. DRAM: K, V, Q and the table once; the parts written and read.
+/// @throws InvalidArgument also when Br, Bc or splits is below 1
+Movement split_kv_movement(const Problem& problem, const SplitKv& division);
+
 /// (query block, key block) pairs that stage 04 visits for one head, with and without skipping.
 long long visited_tiles(const Problem& problem, const Tiles& tiles, bool skip);
 

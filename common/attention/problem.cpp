@@ -86,6 +86,8 @@ void check(const Problem& problem) {
         message << "scale = " << problem.scale() << ": accepted is any finite number";
         throw InvalidArgument(message.str());
     }
+    if (problem.page_size < 16 || problem.page_size > 256 || (problem.page_size & (problem.page_size - 1)) != 0)
+        throw InvalidArgument("page_size = " + std::to_string(problem.page_size) + ": accepted are 16, 32, 64, 128 and 256");
     long long products = 1;
     for (long long factor : {problem.batch, problem.heads, problem.seq, problem.kv_seq, problem.head_dim}) {
         if (products > max_products / factor) {
@@ -105,6 +107,7 @@ std::string describe(const Problem& problem) {
     if (problem.causal) text << " causal";
     if (problem.softmax_scale) text << " scale=" << *problem.softmax_scale;
     if (problem.layout != Layout::bhnd) text << ' ' << name(problem.layout);
+    if (problem.page_size != Problem{}.page_size) text << " page_size=" << problem.page_size;
     return text.str();
 }
 

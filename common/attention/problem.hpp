@@ -38,6 +38,7 @@ struct Problem {
     bool causal = false;
     std::optional<float> softmax_scale = std::nullopt;  ///< 1/sqrt(d) where it is not given; option "scale"
     Layout layout = Layout::bhnd;                       ///< of Q, K, V and O
+    int page_size = 64;                                 ///< keys of a page, where a variant keeps K and V in pages
 
     float scale() const;  ///< softmax_scale, or its default
 
@@ -53,11 +54,12 @@ struct Problem {
 };
 
 /// Checks each field and their agreement: sizes of 1 or more, head_dim at most 256, heads a multiple of kv_heads, a finite scale
-/// (0 and negative are well defined), and B * Hq * Nq * Nkv * d at most 2^56, so that no byte count overflows.
+/// (0 and negative are well defined), a page_size that is a power of two from 16 to 256, and B * Hq * Nq * Nkv * d at most 2^56, so that no
+/// byte count overflows.
 /// @throws InvalidArgument with the parameter's name, its value and what is accepted
 void check(const Problem& problem);
 
-/// "B=1 Hq=4 Hkv=1 Nq=300 Nkv=517 d=128 bf16 causal"; a given scale and a layout other than bhnd follow.
+/// "B=1 Hq=4 Hkv=1 Nq=300 Nkv=517 d=128 bf16 causal"; a given scale, a layout other than bhnd and a page_size other than 64 follow.
 std::string describe(const Problem& problem);
 
 }  // namespace workbook

@@ -22,13 +22,24 @@ SIMT_DEVICE V load_global_16(Address from) {
 #endif
 }
 
-/// Writes 16 bytes to global memory. `to` is &view(...); it and the row's remainder hold 16 aligned bytes.
-template <class Address>
-SIMT_DEVICE void store_global_16(Address to, const uint4& value) {
+/// Writes 16 bytes to global memory, a uint4 or float4. `to` is &view(...); it and the row's remainder hold 16 aligned bytes.
+template <class V, class Address>
+SIMT_DEVICE void store_global_16(Address to, const V& value) {
+    static_assert(sizeof(V) == 16);
 #if SIMT_EMULATED
     std::memcpy(static_cast<void*>(to.write(Address::per_bytes(16))), &value, 16);
 #else
-    *reinterpret_cast<uint4*>(to) = value;
+    *reinterpret_cast<V*>(to) = value;
+#endif
+}
+
+/// Writes 8 bytes to global memory. `to` is &view(...); it and the row's remainder hold 8 aligned bytes.
+template <class Address>
+SIMT_DEVICE void store_global_8(Address to, const uint2& value) {
+#if SIMT_EMULATED
+    std::memcpy(static_cast<void*>(to.write(Address::per_bytes(8))), &value, 8);
+#else
+    *reinterpret_cast<uint2*>(to) = value;
 #endif
 }
 
@@ -50,6 +61,15 @@ template <class V = uint4>
     cpu::block().read_shared_vector("8-byte load", from, 8);
 #endif
     return *reinterpret_cast<const float2*>(from);
+}
+
+/// Writes two floats, 8 aligned bytes, to shared memory.
+[[gnu::always_inline]] SIMT_DEVICE void store_shared_8(float* to, const float2& value) {
+#if SIMT_EMULATED
+    cpu::block().charge_shared(SharedAccess::vector_store, to, 8);
+    cpu::block().write_shared_vector("8-byte store", to, 8);
+#endif
+    *reinterpret_cast<float2*>(to) = value;
 }
 
 /// Writes 16 aligned bytes to shared memory, a uint4 or float4.

@@ -12,9 +12,9 @@ Problem ProblemOptions::over(const Problem& defaults) const {
     Problem p = defaults;
     p.batch = batch.value_or(p.batch);
     p.heads = heads.value_or(p.heads);
-    p.kv_heads = kv_heads.value_or(p.heads);
+    p.kv_heads = kv_heads.value_or(heads ? p.heads : p.kv_heads);
     p.seq = seq.value_or(p.seq);
-    p.kv_seq = kv_seq.value_or(p.seq);
+    p.kv_seq = kv_seq.value_or(seq ? p.seq : p.kv_seq);
     p.head_dim = head_dim.value_or(p.head_dim);
     p.dtype = dtype.value_or(p.dtype);
     p.causal = causal;

@@ -25,7 +25,7 @@ struct ProblemOptions {
     bool causal = false;
 
     bool any() const { return batch || heads || kv_heads || seq || kv_seq || head_dim || dtype || causal; }
-    /// `defaults` with what was given in its place. Hkv = Hq and Nkv = Nq where those two were not given. Not yet checked.
+    /// `defaults` with what was given in its place. Hkv = Hq and Nkv = Nq where Hq and Nq alone were given. Not yet checked.
     Problem over(const Problem& defaults) const;
 };
 

@@ -22,9 +22,10 @@ void reorder(const std::byte* from, const Strides& from_strides, std::byte* to, 
             }
 }
 
-/// Files hold (B, H, N, d) packed whatever the layout in memory is.
+/// Files hold (B, H, N, d) packed whatever the layout in memory is, and whether or not a variant keeps pages.
 Problem as_filed(Problem problem) {
     problem.layout = Layout::bhnd;
+    problem.page_size = Problem{}.page_size;
     return problem;
 }
 

@@ -20,9 +20,12 @@ std::string epilog() {
 }  // namespace
 
 Problem Options::problem(DType default_dtype) const {
-    Problem p = over({.dtype = default_dtype});
+    Problem p = defaults;
+    p.dtype = default_dtype;
+    p = over(p);
     p.softmax_scale = scale;
     p.layout = layout;
+    p.page_size = page_size.value_or(p.page_size);
     return p;
 }
 
@@ -44,17 +47,19 @@ std::size_t parse_bytes(const std::string& option, const std::string& word) {
 
 Options parse_options(const Stage& stage, int argc, const char* const* argv) {
     Options options;
+    options.defaults = stage.problem;
     CLI::App app("Stage " + stage.id + ": " + stage.title, "step" + stage.id);
     app.footer(epilog());
 
     OptionList add(app);
     add.group = "The problem";
-    add.problem(options, {}, "the first of these that a variant does");
+    add.problem(options, stage.problem, "the first of these that a variant does");
     add.value("--scale", "X", "softmax scale (1/sqrt(d))", [&](const std::string& word) {
         options.scale = static_cast<float>(parse_real("--scale", word, "a finite number is accepted"));
     });
     add.value("--layout", "bhnd|bnhd", "order of the dimensions in memory (bhnd)",
               [&](const std::string& word) { options.layout = named("--layout", [&] { return parse_layout(word); }); });
+    add.whole("--page-size", options.page_size, "keys of a page, where a variant keeps K and V in pages: 16 to 256 (64)");
     add.value("--seed", "N", "seed of the random inputs (0)",
               [&](const std::string& word) { options.seed = parse_whole<std::uint64_t>("--seed", word); });
     add.value("--dist", "normal|outliers", "distribution of the random inputs (normal)",

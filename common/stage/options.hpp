@@ -19,8 +19,10 @@ namespace workbook {
 
 /// What the command line says; an option that was not given is empty where a file or the device may decide instead.
 struct Options : ProblemOptions {
+    Problem defaults;  ///< where neither the options nor a file say otherwise
     std::optional<float> scale;
     Layout layout = Layout::bhnd;
+    std::optional<int> page_size;
 
     std::optional<std::uint64_t> seed;
     std::optional<Distribution> dist;

@@ -179,10 +179,10 @@ Report predict_variant(const Stage& stage, const BackwardVariant& variant, const
 }
 
 double emulation_estimate(const Problem& problem, const Report& report) {
-    static const char* const float32[] = {"LSE", "D", "l", "m", "O_acc", "dQ_acc"};
+    static const char* const four_bytes[] = {"LSE", "D", "l", "m", "O_acc", "O_part", "table", "dQ_acc"};
     double accesses = 0;
     for (const TensorTraffic& t : report.predicted.requested.tensors) {
-        const bool wide = std::find(std::begin(float32), std::end(float32), t.tensor) != std::end(float32);
+        const bool wide = std::find(std::begin(four_bytes), std::end(four_bytes), t.tensor) != std::end(four_bytes);
         accesses += static_cast<double>(t.read + t.written) / (wide ? sizeof(float) : size_of(problem.dtype));
     }
     const double cores = std::max(1u, std::thread::hardware_concurrency());

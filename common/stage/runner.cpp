@@ -90,11 +90,11 @@ Device device_to_list(const Options& options) {
 
 /// What --list prints of a variant, which is asked what it refuses.
 template <class AnyVariant>
-std::string list_variant(const AnyVariant& v, const Device& device) {
+std::string list_variant(const AnyVariant& v, const Problem& typical, const Device& device) {
     static constexpr int dims[] = {16, 32, 40, 64, 72, 80, 96, 100, 112, 128, 160, 192, 224, 256};
     std::string text;
     for (const DType type : {DType::f32, DType::f16, DType::bf16}) {
-        Problem base;
+        Problem base = typical;
         base.dtype = type;
         std::string accepted, reason;
         bool all = true;
@@ -104,10 +104,10 @@ std::string list_variant(const AnyVariant& v, const Device& device) {
             p.head_dim = d;
             if (const auto why = v.refuses(p, device)) {
                 all = false;
-                if (reason.empty() || d == Problem{}.head_dim) reason = *why;
+                if (reason.empty() || d == typical.head_dim) reason = *why;
             } else {
                 accepted += " " + std::to_string(d);
-                if (does == 0 || d == Problem{}.head_dim) does = d;
+                if (does == 0 || d == typical.head_dim) does = d;
             }
         }
         text += "      " + std::string(name(type)) + std::string(6 - std::string(name(type)).size(), ' ');
@@ -119,7 +119,7 @@ std::string list_variant(const AnyVariant& v, const Device& device) {
         base.head_dim = does;
         Problem causal = base, gqa = base, cross = base, bnhd = base, ragged = base;
         causal.causal = true;
-        gqa.heads = 4;
+        gqa.heads = 4 * gqa.kv_heads;
         cross.kv_seq = 2 * cross.seq;
         bnhd.layout = Layout::bnhd;
         ragged.seq = ragged.kv_seq = 257;
@@ -134,9 +134,9 @@ std::string list_variant(const AnyVariant& v, const Device& device) {
 
 std::string list_variants(const Stage& stage, const Selection& selected, const Device& device) {
     std::string text = "Stage " + stage.id + ": " + stage.title + " on " + device.name + "\n";
-    for (const Variant* v : selected.forward) text += "\n  " + v->id + "  " + v->name + "\n" + list_variant(*v, device);
+    for (const Variant* v : selected.forward) text += "\n  " + v->id + "  " + v->name + "\n" + list_variant(*v, stage.problem, device);
     for (const BackwardVariant* v : selected.backward) {
-        text += "\n  " + v->id + "  " + v->name + " (backward)\n" + list_variant(*v, device);
+        text += "\n  " + v->id + "  " + v->name + " (backward)\n" + list_variant(*v, stage.problem, device);
     }
     return text;
 }

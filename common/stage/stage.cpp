@@ -174,7 +174,15 @@ void require_16_byte_rows(const std::string& variant, const char* name, const Te
                   ") elements: multiples of 8 are accepted; " + others);
 }
 
-void run_forward(const Variant& variant, Forward& args) { run_checked(variant, variant.forward, args); }
+void run_forward(const Variant& variant, Forward& args) {
+    if (variant.prepare) {
+        Forward uncounted = args;
+        uncounted.exec.ledger = nullptr;
+        uncounted.exec.trace = nullptr;
+        run_checked(variant, variant.prepare, uncounted);
+    }
+    run_checked(variant, variant.forward, args);
+}
 void run_forward(const BackwardVariant& variant, Forward& args) { run_checked(variant, variant.forward, args); }
 void run_backward(const BackwardVariant& variant, Backward& args) { run_checked(variant, variant.backward, args); }
 

@@ -43,6 +43,13 @@ public:
     T* zeroed(const std::string& name, std::size_t count) {
         return static_cast<T*>(bytes(name, count * sizeof(T), true));
     }
+    /// The same, with `values` in it.
+    template <class T>
+    T* put(const std::string& name, const std::vector<T>& values) {
+        T* const data = get<T>(name, values.size());
+        buffers_.at(name).upload(values.data(), values.size() * sizeof(T));
+        return data;
+    }
     std::size_t allocated() const;  ///< bytes held now
 
 private:
@@ -156,7 +163,7 @@ private:
 
 /// One kernel (or chain of kernels) of a stage.
 struct Variant {
-    std::string id;    ///< "03", or "04c" where a stage holds several
+    std::string id;    ///< "03", or "04c" where a stage holds several; "Aa" of stage a
     std::string name;  ///< "shared_memory_tiling"
     /// Why this variant cannot do the problem on the device (what was given, what is accepted, which stage can); nothing if it can.
     std::optional<std::string> (*refuses)(const Problem&, const Device&);
@@ -166,6 +173,9 @@ struct Variant {
     Unit (*unit)(DType);                                            ///< which unit multiplies
     /// A plain attention that rounds what this variant rounds: the yardstick of judge().
     decltype(&plain_low_precision_forward) plain = plain_low_precision_forward;
+    /// Brings K and V into the form in which `forward` finds them in the Workspace; null where it takes them as they are. Its time and its
+    /// traffic are not the variant's.
+    void (*prepare)(Forward&) = nullptr;
 };
 
 /// A backward pass of a stage, and the forward pass that it follows.
@@ -186,12 +196,13 @@ struct BackwardVariant {
     Unit (*unit)(DType);                                            ///< which unit multiplies
 };
 
-/// A numbered stage. It may have forward variants, backward variants or both.
+/// A numbered stage, or a lettered one of the appendix. It may have forward variants, backward variants or both.
 struct Stage {
-    std::string id;     ///< "03"
+    std::string id;     ///< "03", or "a"
     std::string title;  ///< "Shared-memory tiling (FlashAttention-1)"
     std::vector<Variant> variants = {};
     std::vector<BackwardVariant> backward = {};
+    Problem problem = {};  ///< what its program runs where nothing else is asked for
 };
 
 /// For kernels that move 16 bytes at once: that a tensor of 16-bit elements starts at a multiple of 16 bytes, and its strides are

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Draws the SVG figures of chapters 00 to 06 beside this file. Standard library only.
+"""Draws the SVG figures of the chapters beside this file. Standard library only.
 
 Every number in a figure is computed here from the constants below, so that a figure cannot drift from its formula, or read from a
 recorded measurement.
@@ -848,6 +848,39 @@ def hopper_timeline():
     s.save("hopper_timeline.svg")
 
 
+def split_kv():
+    splits, tiles, cell = 4, 4, 44
+    width = splits * tiles * cell
+    s = Svg(940, 430, "Split-KV decoding", "The keys of one key/value head in four splits, each read by a thread block, whose parts a second kernel merges.")
+    x0, y0 = 150, 92
+    s.text(470, 32, "One key/value head: four query heads with one query each, and a long cache", 17, bold=True)
+    s.text(x0 - 14, y0 + 22, "Q (4 heads)", 13, "end")
+    s.text(x0 - 14, y0 + 40, "rows of a tile", 12, "end", fill=SOFT)
+    for n in range(splits):
+        left = x0 + n * tiles * cell
+        s.text(left + tiles * cell / 2, y0 - 14, f"split {n + 1}: a thread block", 13)
+        for t in range(tiles):
+            last = n == splits - 1 and t == tiles - 1
+            s.rect(left + t * cell, y0, cell * (0.5 if last else 1), 56, (BLUE_PALE, "#ffffff")[n % 2], LINE, 0)
+            if not last:
+                s.text(left + (t + 0.5) * cell, y0 + 33, "K, V", 12)
+        s.line(left + 8, y0 + 68, left + tiles * cell - (30 if n == splits - 1 else 12), y0 + 68, BLUE, 1.8, None, "blue")
+        middle = left + tiles * cell / 2
+        s.line(middle, y0 + 78, middle, y0 + 112, RED, 2, None, "red")
+        s.rect(middle - 62, y0 + 116, 124, 40, SAND, INK, 4)
+        s.text(middle, y0 + 141, f"O{n + 1}, m{n + 1}, l{n + 1}", 14)
+        s.line(middle, y0 + 158, x0 + width / 2 + (n - 1.5) * 60, y0 + 206, BLUE, 1.6, None, "blue")
+    s.text(x0 - 14, y0 + 33 + 40, "keys", 12, "end", fill=SOFT)
+    s.text(x0 - 14, y0 + 134, "parts, in float32", 13, "end")
+    s.text(x0 - 14, y0 + 151, "written and read", 12, "end", fill=SOFT)
+    s.rect(x0 + width / 2 - 245, y0 + 210, 490, 62, "#ffffff", INK, 6)
+    s.text(x0 + width / 2, y0 + 235, "second kernel: a block for each row", 14, bold=True)
+    s.text(x0 + width / 2, y0 + 257, "m = max mₛ    l = Σ exp(mₛ − m) lₛ    O = Σ exp(mₛ − m) Oₛ / l", 13)
+    s.line(x0 + width / 2, y0 + 274, x0 + width / 2, y0 + 304, RED, 2, None, "red")
+    s.text(x0 + width / 2, y0 + 322, "O, LSE", 14)
+    s.save("split_kv.svg")
+
+
 if __name__ == "__main__":
     memory_hierarchy()
     growth()
@@ -863,3 +896,4 @@ if __name__ == "__main__":
     backward_tiles()
     backward_turn()
     hopper_timeline()
+    split_kv()
