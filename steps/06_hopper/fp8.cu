@@ -1,6 +1,6 @@
 #include "06_hopper/fp8.cuh"
 
-#include "06_hopper/host.hpp"
+#include "06_hopper/divided_tiles.hpp"
 #include "attention/fp8.hpp"
 
 #include <array>
@@ -26,6 +26,11 @@ std::optional<std::string> fp8_refuses(const Problem& problem, const Device& dev
 
 /// Blocks of rows that share a scale.
 int blocks_of(int rows) { return (rows + kScaled - 1) / kScaled; }
+
+template <class S>
+TileOrder order_of(const Problem& p, const Device& device) {
+    return tile_order(p, device, S::Br, S::Bc, sizeof(E4m3));
+}
 
 /// A map of a packed tensor (B, heads, rows, D) whose boxes are tiles.
 template <class Tile, int D>
@@ -66,7 +71,8 @@ void launch_both(Forward& args) {
            simt::packed_view<float, 3>("Q_scale", Q_scale, of_queries),
            simt::packed_view<float, 4>("KV_scale", KV_scale, {p.batch, p.kv_heads, kv_blocks, 4}), p.scale() * kLog2e);
 
-    const TileOrder order = tile_order(p, args.device, S::Br, sizeof(E4m3));
+    const TileOrder order = order_of<S>(p, args.device);
+    const Parts parts = step06::parts(args, order, S::Br);
     launch(fp8<T, S>, {.name = "fp8", .grid = grid_of(order, args.device), .block = S::kThreads, .smem = sizeof(Smem), .exec = &args.exec},
            map_of_rows<typename Smem::QTile, D>("Q8", Q8, p.batch, p.heads, p.seq),
            map_of_rows<typename Smem::KTile, D>("K8", K8, p.batch, p.kv_heads, p.kv_seq),
@@ -74,7 +80,8 @@ void launch_both(Forward& args) {
                                                {S::Bc, D, 1, 1}, Smem::VTile::kSwizzle),
            ptx::make_tensor_map<const float, 2>("KV_scale", KV_scale, {4, all_kv_blocks}, {4}, {4, 1}, ptx::Swizzle::none),
            map_of<T>(kVariant, "O", args.o, p, p.heads, p.seq, 64), simt::packed_view<const float, 3>("Q_scale", Q_scale, of_queries),
-           args.LSE(), claims(args), order, p.kv_seq, p.heads / p.kv_heads, Mask(p));
+           args.LSE(), claims(args), parts.O, parts.LSE, order, p.kv_seq, p.heads / p.kv_heads, Mask(p));
+    merge<T, D>(args, order, S::Br);
 }
 
 void forward_fp8(Forward& args) {
@@ -83,19 +90,22 @@ void forward_fp8(Forward& args) {
 
 Movement moves(const Problem& p, const Device& device) {
     return with_fp8_shape(p.head_dim, [&]<class S>() {
+        const TileOrder order = order_of<S>(p, device);
         Movement movement = fp8_movement(p, S::Br);
-        movement.requested.tensors.push_back(claims_moved(tile_order(p, device, S::Br, sizeof(E4m3)), device));
+        movement.requested.tensors.push_back(claims_moved(order, device));
+        add_parts(movement, order, p, S::Br, {{"Q8", p.head_dim, 1}, {"Q_scale", 128 * sizeof(float), kScaled}});
         return movement;
     });
 }
 
-std::size_t workspace_bytes(const Problem& p, const Device&) {
+std::size_t workspace_bytes(const Problem& p, const Device& device) {
     const auto heads = static_cast<std::size_t>(p.batch) * static_cast<std::size_t>(p.heads),
                kv_heads = static_cast<std::size_t>(p.batch) * static_cast<std::size_t>(p.kv_heads);
     const auto q_blocks = static_cast<std::size_t>(blocks_of(p.seq)), kv_blocks = static_cast<std::size_t>(blocks_of(p.kv_seq));
     return static_cast<std::size_t>(p.q_elements() + p.kv_elements()) +
            kv_heads * kv_blocks * kScaled * static_cast<std::size_t>(p.head_dim) +
-           (heads * q_blocks + 4 * kv_heads * kv_blocks) * sizeof(float) + kClaimBytes;
+           (heads * q_blocks + 4 * kv_heads * kv_blocks) * sizeof(float) + kClaimBytes +
+           with_fp8_shape(p.head_dim, [&]<class S>() { return parts_bytes(order_of<S>(p, device), S::Br, S::D); });
 }
 
 }  // namespace

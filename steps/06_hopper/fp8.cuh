@@ -80,7 +80,7 @@ struct Fp8Shared {
     Scales scales[Shape::kSlots];  // they come with K
     Mbarrier q_full[Shape::kGroups], q_empty[Shape::kGroups];
     Mbarrier k_full[Shape::kSlots], k_empty[Shape::kSlots], v_full[Shape::kSlots], v_empty[Shape::kSlots];
-    uint4 place[Shape::kGroups];  // of the tile of Q: its number in the head, head, sequence, and 1; or 0: there is no other tile
+    uint4 place[Shape::kGroups];  // as in 06c
 };
 
 template <class T, class Shape>
@@ -93,6 +93,8 @@ __global__ __launch_bounds__(Shape::kThreads, 1) void fp8(  // tensors as their 
     TensorView<const float, 3> Q_scale3,                    // (B, Hq, ceil(Nq / 64)): of the products Q K^T in units of log 2
     TensorView<float, 3> LSE3,                              // (B, Hq, Nq)
     TensorView<int, 1> claims,                              // (2): tiles claimed, blocks that are through; zero before and after
+    TensorView<float, 3> O_part,                            // (pieces of divided tiles, Br, D)
+    TensorView<float, 2> LSE_part,                          // (pieces, Br)
     TileOrder order, int Nkv,
     int group,  // query heads that share a key/value head
     Mask mask) {
@@ -139,11 +141,14 @@ __global__ __launch_bounds__(Shape::kThreads, 1) void fp8(  // tensors as their 
         unsigned round = 0;
         for (int tile = blockIdx.x, next; tile < order.count(); tile = next, ++round) {
             next = atomicAdd(&claims(0), 1) + static_cast<int>(gridDim.x);
-            const auto [q_tile, h, b] = order.at(tile);
-            const int i0 = q_tile * Br, blocks = blocks_of(i0, Br), hkv = h / group;
-            const uint4 place{static_cast<unsigned>(q_tile), static_cast<unsigned>(h), static_cast<unsigned>(b), 1};
+            const auto [q_tile, h, b, part, piece] = order.at(tile);
+            const int i0 = q_tile * Br, all_blocks = blocks_of(i0, Br), hkv = h / group;
+            const int begin = order.begin(part, all_blocks), end = piece < 0 ? all_blocks : order.begin(part + 1, all_blocks);
+            const int blocks = end - begin;
+            const uint4 place{static_cast<unsigned>(q_tile), static_cast<unsigned>(h), static_cast<unsigned>(b),
+                              piece < 0 ? 1u : static_cast<unsigned>(piece) + 2};
             const auto load_k = [&](unsigned n) {
-                const int s = slot_of(first + n), j = blocks - 1 - static_cast<int>(n);
+                const int s = slot_of(first + n), j = end - 1 - static_cast<int>(n);
                 ptx::mbarrier_wait(smem.k_empty[s], parity_of(first + n) ^ 1);
                 ptx::mbarrier_arrive_expect_tx(smem.k_full[s], KTile::kBytes + sizeof(float4));
                 ptx::cp_async_bulk_tensor_load(smem.k[s].data, K_map, {0, j * Bc, 0, hkv, b}, smem.k_full[s], ptx::CachePolicy::evict_last);
@@ -151,7 +156,7 @@ __global__ __launch_bounds__(Shape::kThreads, 1) void fp8(  // tensors as their 
                                                ptx::CachePolicy::evict_last);
             };
             const auto load_v = [&](unsigned n) {
-                const int s = slot_of(first + n), j = blocks - 1 - static_cast<int>(n);
+                const int s = slot_of(first + n), j = end - 1 - static_cast<int>(n);
                 ptx::mbarrier_wait(smem.v_empty[s], parity_of(first + n) ^ 1);
                 ptx::mbarrier_arrive_expect_tx(smem.v_full[s], VTile::kBytes);
                 ptx::cp_async_bulk_tensor_load(smem.v[s].data, V_map, {j * Bc, 0, hkv, b}, smem.v_full[s], ptx::CachePolicy::evict_last);
@@ -195,7 +200,10 @@ __global__ __launch_bounds__(Shape::kThreads, 1) void fp8(  // tensors as their 
         if (place.w == 0) break;
         const int h = static_cast<int>(place.y), b = static_cast<int>(place.z);
         const int tile0 = static_cast<int>(place.x) * Br, i0 = tile0 + 64 * wg;
-        const int blocks = blocks_of(tile0, Br), own_blocks = blocks_of(i0, 64);  // that the tile's rows see, and the warpgroup's
+        // The blocks of keys that are visited: all that the tile's rows see, or those of a part. And of these the warpgroup's.
+        const int all_blocks = blocks_of(tile0, Br), piece = static_cast<int>(place.w) - 2, part = piece < 0 ? 0 : piece % order.parts;
+        const int begin = order.begin(part, all_blocks), end = piece < 0 ? all_blocks : order.begin(part + 1, all_blocks);
+        const int blocks = end - begin, own_blocks = max(min(blocks_of(i0, 64), end) - begin, 0);
         // o[4c + 2r + e] is row g + 8r, column 8c + 2t + e of the warp's 16 rows; s below likewise.
         float o[D / 2] = {};
         float m[2] = {-INFINITY, -INFINITY}, l[2] = {};  // in units of log 2; l of this lane's columns only, until the end
@@ -262,7 +270,7 @@ __global__ __launch_bounds__(Shape::kThreads, 1) void fp8(  // tensors as their 
                 if (speaks) ptx::mbarrier_arrive(smem.k_empty[slot]);
 
                 if constexpr (kMasked) {
-                    const int j0 = (blocks - 1 - n) * Bc;
+                    const int j0 = (end - 1 - n) * Bc;
 #pragma unroll
                     for (int r = 0; r < 2; ++r)
 #pragma unroll
@@ -339,7 +347,8 @@ __global__ __launch_bounds__(Shape::kThreads, 1) void fp8(  // tensors as their 
                 }
             };
 
-            const int whole = mask.visible(i0, Nkv) / Bc;  // blocks that need no mask: the warpgroup's first row sees all their keys
+            const int whole =
+                mask.visible(i0, Nkv) / Bc - begin;  // blocks that need no mask: the warpgroup's first row sees all their keys
             int n = blocks - own_blocks;
             step.template operator()<true, true>(n);
             for (++n; n < blocks - whole; ++n) step.template operator()<false, true>(n);
@@ -349,16 +358,34 @@ __global__ __launch_bounds__(Shape::kThreads, 1) void fp8(  // tensors as their 
         }
         first += static_cast<unsigned>(blocks);
 
-        if (speaks) ptx::cp_async_bulk_wait_read<0>();  // O of the tile before has left
-        sync_warpgroup();
-        float inverse[2];
+        float inverse[2], lse[2];
 #pragma unroll
         for (int r = 0; r < 2; ++r) {
+            constexpr float kLn2 = 0.6931471805599453f;
             const float sum = simt::warp_sum<4>(l[r]);
             inverse[r] = sum == 0.0f ? 0.0f : 1.0f / sum;
+            lse[r] = sum == 0.0f ? -INFINITY : kLn2 * (m[r] - kShift + log2f(sum));
+        }
+        if (piece >= 0) {  // for merge_tail()
+#pragma unroll
+            for (int r = 0; r < 2; ++r) {
+                const int row = row0 + 8 * r + g;
+                if (i0 + row >= Nq) continue;
+                if (t == 0) LSE_part(piece, 64 * wg + row) = lse[r];
+#pragma unroll
+                for (int x = 0; x < D / 8; ++x)
+#pragma unroll
+                    for (int e = 0; e < 2; ++e) O_part(piece, 64 * wg + row, 8 * x + 2 * t + e) = o[4 * x + 2 * r + e] * inverse[r];
+            }
+            continue;
+        }
+
+        if (speaks) ptx::cp_async_bulk_wait_read<0>();  // O of the tile before has left
+        sync_warpgroup();
+#pragma unroll
+        for (int r = 0; r < 2; ++r) {
             const int i = i0 + row0 + 8 * r + g;
-            constexpr float kLn2 = 0.6931471805599453f;
-            if (t == 0 && i < Nq) LSE3(b, h, i) = sum == 0.0f ? -INFINITY : kLn2 * (m[r] - kShift + log2f(sum));
+            if (t == 0 && i < Nq) LSE3(b, h, i) = lse[r];
         }
 #pragma unroll
         for (int k = 0; k < D / 16; ++k) {

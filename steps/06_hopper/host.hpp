@@ -64,21 +64,35 @@ inline std::optional<std::string> refuses_16_bit(const Problem& problem, const D
     return refuses_device(device, bytes, "stages 01 to 04", "stages 01 and 02 need none");
 }
 
+/// Blocks of the grid: one an SM, in whole clusters.
+inline int grid_of(const TileOrder& order, const Device& device, int cluster = 1) {
+    return std::min(order.count(), std::max(device.sms / cluster, 1) * cluster);
+}
+
 /// The order in which the blocks of a persistent grid take tiles of Br queries. @param element bytes of one of K or V
 /// @param cluster blocks that take neighbouring tiles together
-inline TileOrder tile_order(const Problem& p, const Device& device, int Br, std::size_t element, int cluster = 1) {
+inline TileOrder tile_order(const Problem& p, const Device& device, int Br, int Bc, std::size_t element, int cluster = 1) {
     const int tiles = (p.seq + Br - 1) / Br, heads = p.heads * p.batch;
-    if (!p.causal) return {(tiles + cluster - 1) / cluster * cluster, p.heads, p.batch, 1};
+    if (!p.causal) {
+        TileOrder order{.tiles = (tiles + cluster - 1) / cluster * cluster, .heads = p.heads, .batch = p.batch, .bundle = 1};
+        if (cluster > 1) return order;
+        // The last round, where it does not fill the GPU, is divided by keys. A part has 8 blocks of keys or more, and there are at most 4;
+        // of those numbers of parts with which the round is shortest, the smallest.
+        const int sms = std::max(device.sms, 1), left = order.count() % sms, blocks = (p.kv_seq + Bc - 1) / Bc;
+        const auto length = [&](int parts) { return static_cast<double>((left * parts + sms - 1) / sms) / parts; };
+        for (int parts = 2; left > 0 && parts <= std::min(4, blocks / 8); ++parts)
+            if (length(parts) < length(order.parts)) order.parts = parts;
+        order.split = order.all_tiles() - left;
+        return order;
+    }
     // The power of two next to the number of heads whose K and V the L2 cache holds; but four blocks or more shall read the same K and V
     // at a time.
     const double of_a_head = 2.0 * p.kv_seq * p.head_dim * static_cast<double>(element) * p.kv_heads / p.heads;
     const double fit = std::clamp(static_cast<double>(device.l2_bytes) / of_a_head * 1.4142, 1.0, std::max(device.sms / 4.0, 1.0));
-    return {tiles, p.heads, p.batch, std::min(heads, static_cast<int>(std::bit_floor(static_cast<unsigned>(fit))))};
-}
-
-/// Blocks of the grid: one an SM, in whole clusters.
-inline int grid_of(const TileOrder& order, const Device& device, int cluster = 1) {
-    return std::min(order.count(), std::max(device.sms / cluster, 1) * cluster);
+    return {.tiles = tiles,
+            .heads = p.heads,
+            .batch = p.batch,
+            .bundle = std::min(heads, static_cast<int>(std::bit_floor(static_cast<unsigned>(fit))))};
 }
 
 /// How many tiles are claimed, and how many blocks are through.

@@ -59,7 +59,8 @@ struct VoteFirstShared {
     std::conditional_t<Shape::kOwnO, QTile[Shape::kGroups], Nothing> o;
     Mbarrier q_full[Shape::kGroups], q_empty[Shape::kGroups];
     Mbarrier k_full[Shape::kSlots], k_empty[Shape::kSlots], v_full[Shape::kSlots], v_empty[Shape::kSlots];
-    uint4 place[Shape::kGroups];  // of the tile of Q: its number in the head, head, sequence, and 1; or 0: there is no other tile
+    uint4 place[Shape::kGroups];  // of the tile of Q: its number in the head, head, sequence, and 1; or 0: there is no other tile. Of the
+                                  // n-th piece of a divided one n + 2
 
     SIMT_DEVICE QTile& output(int wg) {
         if constexpr (Shape::kOwnO)
@@ -84,6 +85,8 @@ __global__ __launch_bounds__(Shape::kThreads, 1) void vote_first(  // tensors as
     const __grid_constant__ TensorMap O_map,                       // (B, Hq, D / 64, Nq, 64)
     TensorView<float, 3> LSE3,                                     // (B, Hq, Nq)
     TensorView<int, 1> claims,                                     // (2): tiles claimed, blocks that are through; zero before and after
+    TensorView<float, 3> O_part,                                   // (pieces of divided tiles, Br, D)
+    TensorView<float, 2> LSE_part,                                 // (pieces, Br)
     TileOrder order, int Nkv,
     int group,         // query heads that share a key/value head
     float scale_log2,  // softmax_scale * log2(e)
@@ -145,11 +148,14 @@ __global__ __launch_bounds__(Shape::kThreads, 1) void vote_first(  // tensors as
             for (int tile = blockIdx.x, next; tile < order.count(); tile = next, ++round) {
                 // A cluster's blocks must go on together, so they do not claim.
                 next = kCluster > 1 ? tile + static_cast<int>(gridDim.x) : atomicAdd(&claims(0), 1) + static_cast<int>(gridDim.x);
-                const auto [q_tile, h, b] = order.at(tile);
-                const int i0 = q_tile * Br, blocks = blocks_of(q_tile / kCluster * kCluster * Br, kCluster * Br);
-                const uint4 place{static_cast<unsigned>(q_tile), static_cast<unsigned>(h), static_cast<unsigned>(b), 1};
-                const auto load_k = [&](int n) { load(smem.k, K_map, smem.k_full, smem.k_empty, first + n, blocks - 1 - n, h, b); };
-                const auto load_v = [&](int n) { load(smem.v, V_map, smem.v_full, smem.v_empty, first + n, blocks - 1 - n, h, b); };
+                const auto [q_tile, h, b, part, piece] = order.at(tile);
+                const int i0 = q_tile * Br, all_blocks = blocks_of(q_tile / kCluster * kCluster * Br, kCluster * Br);
+                const int begin = order.begin(part, all_blocks), end = piece < 0 ? all_blocks : order.begin(part + 1, all_blocks);
+                const int blocks = end - begin;
+                const uint4 place{static_cast<unsigned>(q_tile), static_cast<unsigned>(h), static_cast<unsigned>(b),
+                                  piece < 0 ? 1u : static_cast<unsigned>(piece) + 2};
+                const auto load_k = [&](int n) { load(smem.k, K_map, smem.k_full, smem.k_empty, first + n, end - 1 - n, h, b); };
+                const auto load_v = [&](int n) { load(smem.v, V_map, smem.v_full, smem.v_empty, first + n, end - 1 - n, h, b); };
                 if (blocks > 0) load_k(0);
                 for (int w = 0; w < kGroups; ++w) {
                     ptx::mbarrier_wait(smem.q_empty[w], round % 2 ^ 1);
@@ -238,14 +244,18 @@ __global__ __launch_bounds__(Shape::kThreads, 1) void vote_first(  // tensors as
             const uint4 place = simt::load_shared_16(&smem.place[wg]);
             if (place.w == 0) break;
             const int q_tile = static_cast<int>(place.x), h = static_cast<int>(place.y), b = static_cast<int>(place.z);
-            const int i0 = q_tile * Br, blocks = blocks_of(q_tile / kCluster * kCluster * Br, kCluster * Br);
+            const int i0 = q_tile * Br, all_blocks = blocks_of(q_tile / kCluster * kCluster * Br, kCluster * Br);
+            // The blocks of keys that are visited: all, or those of a part.
+            const int piece = static_cast<int>(place.w) - 2, part = piece < 0 ? 0 : piece % order.parts;
+            const int begin = order.begin(part, all_blocks), end = piece < 0 ? all_blocks : order.begin(part + 1, all_blocks);
+            const int blocks = end - begin;
 
             const auto note = [&](watched::Event event, int n) {
                 if (speaks) watch.mark(wg, event, static_cast<int>(first) + n);
             };
             // S and P of the n-th block of keys, from the last to the first, and O of the one before.
             const auto step = [&]<bool kFirst, bool kMasked>(int n) {
-                const int slot = slot_of(first + n), j = blocks - 1 - n;
+                const int slot = slot_of(first + n), j = end - 1 - n;
                 float s[Bc / 2];
                 ptx::mbarrier_wait(smem.k_full[slot], parity_of(first + n));
                 note(watched::waits, n);
@@ -344,13 +354,13 @@ __global__ __launch_bounds__(Shape::kThreads, 1) void vote_first(  // tensors as
             for (float& x : o) x = 0.0f;
 #pragma unroll
             for (int r = 0; r < 2; ++r) m[r] = -INFINITY, l[r] = 0.0f;
-            const int own_blocks = blocks_of(i0 + 64 * wg, 64);
+            const int own_blocks = max(min(blocks_of(i0 + 64 * wg, 64), end) - begin, 0);
             if (negative && own_blocks > 0) {
                 negate(smem.q[wg], threadIdx.x % 128);
                 ptx::fence_proxy_async();  // wgmma shall see it
                 sync_warpgroup();
             }
-            const int whole = mask.visible(i0 + 64 * wg, Nkv) / Bc;  // blocks that need no mask
+            const int whole = mask.visible(i0 + 64 * wg, Nkv) / Bc - begin;  // blocks that need no mask
             int n = 0;
             for (; n < blocks - own_blocks; ++n) {  // above the diagonal of this warpgroup's rows, and past the last row
                 pass_over(smem.k_full, smem.k_empty, first + n);
@@ -369,15 +379,32 @@ __global__ __launch_bounds__(Shape::kThreads, 1) void vote_first(  // tensors as
                 note(watched::has_o, n - 1);
             }
 
+            float inverse[2], lse[2];
+#pragma unroll
+            for (int r = 0; r < 2; ++r) {
+                constexpr float kLn2 = 0.6931471805599453f;
+                l[r] = simt::warp_sum<4>(l[r]);
+                inverse[r] = l[r] > 0.0f ? 1.0f / l[r] : 0.0f;
+                lse[r] = l[r] > 0.0f ? kLn2 * (c_log2 * m[r] + log2f(l[r])) : -INFINITY;
+            }
+            if (Shape::kOwnO && piece >= 0) {  // for merge_tail()
+#pragma unroll
+                for (int r = 0; r < 2; ++r) {
+                    const int row = row0 + 8 * r + g;
+                    if (i0 + row >= Nq) continue;
+                    if (t == 0) LSE_part(piece, row) = lse[r];
+#pragma unroll
+                    for (int c = 0; c < kC; ++c)
+#pragma unroll
+                        for (int e = 0; e < 2; ++e) O_part(piece, row, 8 * c + 2 * t + e) = o[4 * c + 2 * r + e] * inverse[r];
+                }
+                first += static_cast<unsigned>(blocks);
+                continue;
+            }
+
             // O through shared memory, from where TMA takes it.
             if (Shape::kOwnO && speaks) ptx::cp_async_bulk_wait_read<0>();  // the last tile's has left
             sync_warpgroup();
-            float inverse[2];
-#pragma unroll
-            for (int r = 0; r < 2; ++r) {
-                l[r] = simt::warp_sum<4>(l[r]);
-                inverse[r] = l[r] > 0.0f ? 1.0f / l[r] : 0.0f;
-            }
 #pragma unroll
             for (int k = 0; k < D / 16; ++k) {
                 std::uint32_t tiles[4];  // 8 x 8 each: rows 0-7 and 8-15 of the left columns, then of the right ones
@@ -398,8 +425,7 @@ __global__ __launch_bounds__(Shape::kThreads, 1) void vote_first(  // tensors as
 #pragma unroll
             for (int r = 0; r < 2; ++r) {
                 const int i = i0 + row0 + 8 * r + g;
-                constexpr float kLn2 = 0.6931471805599453f;
-                if (t == 0 && i < Nq) LSE3(b, h, i) = l[r] > 0.0f ? kLn2 * (c_log2 * m[r] + log2f(l[r])) : -INFINITY;
+                if (t == 0 && i < Nq) LSE3(b, h, i) = lse[r];
             }
             first += static_cast<unsigned>(blocks);
         }

@@ -2,7 +2,7 @@
 /// How 06c is launched: for the stage, and for whoever watches it.
 #pragma once
 
-#include "06_hopper/host.hpp"
+#include "06_hopper/divided_tiles.hpp"
 #include "06_hopper/vote_first.cuh"
 
 #include <algorithm>
@@ -30,7 +30,8 @@ void launch_vote_first(Forward& args, const W& watch) {
     const Problem& p = args.problem;
     with_tensors(variant, args, [&]<class T>() {
         with_vote_first_shape(p, [&]<class S>() {
-            const TileOrder order = tile_order(p, args.device, S::Br, sizeof(T), S::kCluster);
+            const TileOrder order = tile_order(p, args.device, S::Br, S::Bc, sizeof(T), S::kCluster);
+            const Parts parts = step06::parts(args, order, S::Br);
             const auto of_queries = [&]<class E>(const char* name, const TensorRef& t) {
                 return map_of<E>(variant, name, t, p, p.heads, p.seq, 64);
             };
@@ -45,8 +46,9 @@ void launch_vote_first(Forward& args, const W& watch) {
                     .cluster = S::kCluster,
                     .exec = &args.exec},
                    of_queries.template operator()<const T>("Q", args.q), of_keys("K", args.k), of_keys("V", args.v),
-                   of_queries.template operator()<T>("O", args.o), args.LSE(), claims(args), order, p.kv_seq, p.heads / p.kv_heads,
-                   p.scale() * 1.4426950408889634f, Mask(p), watch);
+                   of_queries.template operator()<T>("O", args.o), args.LSE(), claims(args), parts.O, parts.LSE, order, p.kv_seq,
+                   p.heads / p.kv_heads, p.scale() * 1.4426950408889634f, Mask(p), watch);
+            merge<T, S::D>(args, order, S::Br);
         });
     });
 }

@@ -133,6 +133,7 @@ WRONG_KERNELS(DECLARE)
     X(vote_without_rescaling)       \
     X(vote_too_generous)            \
     X(vote_below_zero_as_above)     \
+    X(parts_not_weighted)           \
     X(sign_of_the_scale_lost)       \
     X(negated_queries_not_fenced)   \
     X(queries_not_awaited)
@@ -622,6 +623,11 @@ TEST(WrongKernels, VoteBelowZeroAsAbove) {
     UnlikeBlocks test;
     below_zero(test);
     expect_told_of(vote_below_zero_as_above::vote_first_variant(), test, kNan);
+}
+// A tile alone on the GPU is divided by its keys.
+TEST(WrongKernels, PartsNotWeighted) {
+    const Problem problem{.batch = 1, .heads = 1, .kv_heads = 1, .seq = 70, .kv_seq = 1030, .head_dim = 64, .dtype = DType::f16};
+    expect_told_of(parts_not_weighted::vote_first_variant(), TestCase(problem), kTooFarOff);
 }
 TEST(WrongKernels, SignOfTheScaleLost) {
     UnlikeBlocks test;
