@@ -560,6 +560,7 @@ def parse_options(words):
     one.add_argument("--causal", action="store_true", help="aligned to the bottom right")
     parser.add_argument("--backward", nargs="?", const="bwd,fwdbwd", choices=("bwd,fwdbwd", "bwd"), metavar="bwd",
                         help="gradients instead: of each case the backward pass alone, and both passes; with =bwd the former only")
+    parser.add_argument("--only", metavar="REGEX", default="", help="of these cases the ones whose name, without the backend, it is found in")
     parser.add_argument("--backends", metavar="A,B", help="of " + ", ".join(PEERS) + "; default: all that are installed")
     parser.add_argument("--no-ceilings", action="store_true", help="leave out the copy and the matrix products")
     parser.add_argument("--repeats", type=number(int, 2, 10000, "a whole number from 2 to 10000"), metavar="N",
@@ -579,10 +580,11 @@ def parse_options(words):
         parser.error("arguments --beside and --beside-out: accepted are both or neither")
     if options.beside and not os.access(options.beside, os.X_OK):
         parser.error(f"argument --beside: {options.beside}: accepted is a program; ./workbook bench builds them")
-    try:
-        re.compile(options.variants)
-    except re.error as error:
-        parser.error(f'argument --variants: "{options.variants}": not a regular expression: {error}')
+    for name in ("variants", "only"):
+        try:
+            re.compile(getattr(options, name))
+        except re.error as error:
+            parser.error(f'argument --{name}: "{getattr(options, name)}": not a regular expression: {error}')
     options.backend_list = list(PEERS)
     if options.backends is not None:
         options.backend_list = list(dict.fromkeys(options.backends.split(",")))
@@ -615,6 +617,9 @@ def parse_options(words):
     options.plan = [(case, backends) for case, backends in options.plan if backends]
     if not options.plan:
         parser.error(f"argument --backends: {options.backends}: none of them does any of the cases")
+    options.plan = [(case, backends) for case, backends in options.plan if re.search(options.only, case.name())]
+    if not options.plan:
+        parser.error(f'argument --only: "{options.only}": found in the name of none of the cases')
     return options
 
 

@@ -33,13 +33,14 @@ SIMT_DEVICE void store_global_16(Address to, const V& value) {
 #endif
 }
 
-/// Writes 8 bytes to global memory. `to` is &view(...); it and the row's remainder hold 8 aligned bytes.
-template <class Address>
-SIMT_DEVICE void store_global_8(Address to, const uint2& value) {
+/// Writes 8 bytes to global memory, a uint2 or float2. `to` is &view(...); it and the row's remainder hold 8 aligned bytes.
+template <class Address, class V>
+SIMT_DEVICE void store_global_8(Address to, const V& value) {
+    static_assert(sizeof(V) == 8);
 #if SIMT_EMULATED
     std::memcpy(static_cast<void*>(to.write(Address::per_bytes(8))), &value, 8);
 #else
-    *reinterpret_cast<uint2*>(to) = value;
+    *reinterpret_cast<V*>(to) = value;
 #endif
 }
 

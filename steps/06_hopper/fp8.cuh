@@ -80,7 +80,7 @@ struct Fp8Shared {
     Scales scales[Shape::kSlots];  // they come with K
     Mbarrier q_full[Shape::kGroups], q_empty[Shape::kGroups];
     Mbarrier k_full[Shape::kSlots], k_empty[Shape::kSlots], v_full[Shape::kSlots], v_empty[Shape::kSlots];
-    uint4 place[Shape::kGroups];  // as in 06c
+    Task task[Shape::kGroups];
 };
 
 template <class T, class Shape>
@@ -141,14 +141,12 @@ __global__ __launch_bounds__(Shape::kThreads, 1) void fp8(  // tensors as their 
         unsigned round = 0;
         for (int tile = blockIdx.x, next; tile < order.count(); tile = next, ++round) {
             next = atomicAdd(&claims(0), 1) + static_cast<int>(gridDim.x);
-            const auto [q_tile, h, b, part, piece] = order.at(tile);
-            const int i0 = q_tile * Br, all_blocks = blocks_of(i0, Br), hkv = h / group;
-            const int begin = order.begin(part, all_blocks), end = piece < 0 ? all_blocks : order.begin(part + 1, all_blocks);
-            const int blocks = end - begin;
-            const uint4 place{static_cast<unsigned>(q_tile), static_cast<unsigned>(h), static_cast<unsigned>(b),
-                              piece < 0 ? 1u : static_cast<unsigned>(piece) + 2};
+            const TileOrder::Place place = order.at(tile);
+            const int h = place.h, b = place.b, i0 = place.tile * Br, hkv = h / group;
+            const TileOrder::Range keys = order.range(place, blocks_of(i0, Br));
+            const int blocks = keys.end - keys.begin;
             const auto load_k = [&](unsigned n) {
-                const int s = slot_of(first + n), j = end - 1 - static_cast<int>(n);
+                const int s = slot_of(first + n), j = keys.end - 1 - static_cast<int>(n);
                 ptx::mbarrier_wait(smem.k_empty[s], parity_of(first + n) ^ 1);
                 ptx::mbarrier_arrive_expect_tx(smem.k_full[s], KTile::kBytes + sizeof(float4));
                 ptx::cp_async_bulk_tensor_load(smem.k[s].data, K_map, {0, j * Bc, 0, hkv, b}, smem.k_full[s], ptx::CachePolicy::evict_last);
@@ -156,7 +154,7 @@ __global__ __launch_bounds__(Shape::kThreads, 1) void fp8(  // tensors as their 
                                                ptx::CachePolicy::evict_last);
             };
             const auto load_v = [&](unsigned n) {
-                const int s = slot_of(first + n), j = end - 1 - static_cast<int>(n);
+                const int s = slot_of(first + n), j = keys.end - 1 - static_cast<int>(n);
                 ptx::mbarrier_wait(smem.v_empty[s], parity_of(first + n) ^ 1);
                 ptx::mbarrier_arrive_expect_tx(smem.v_full[s], VTile::kBytes);
                 ptx::cp_async_bulk_tensor_load(smem.v[s].data, V_map, {j * Bc, 0, hkv, b}, smem.v_full[s], ptx::CachePolicy::evict_last);
@@ -164,7 +162,9 @@ __global__ __launch_bounds__(Shape::kThreads, 1) void fp8(  // tensors as their 
             if (blocks > 0) load_k(0);
             for (int w = 0; w < kGroups; ++w) {
                 ptx::mbarrier_wait(smem.q_empty[w], round % 2 ^ 1);
-                simt::store_shared_16(&smem.place[w], place);
+                const Task next_task = task(place, keys);
+                simt::store_shared_16(&smem.task[w].place, next_task.place);
+                simt::store_shared_16(&smem.task[w].keys, next_task.keys);
                 if (blocks == 0) {  // nothing to multiply with
                     ptx::mbarrier_arrive(smem.q_full[w]);
                     continue;
@@ -179,7 +179,7 @@ __global__ __launch_bounds__(Shape::kThreads, 1) void fp8(  // tensors as their 
         }
         for (int w = 0; w < kGroups; ++w) {
             ptx::mbarrier_wait(smem.q_empty[w], round % 2 ^ 1);
-            simt::store_shared_16(&smem.place[w], uint4{});
+            simt::store_shared_16(&smem.task[w].place, uint4{});
             ptx::mbarrier_arrive(smem.q_full[w]);
         }
         if (atomicAdd(&claims(1), 1) == static_cast<int>(gridDim.x) - 1) claims(0) = 0, claims(1) = 0;
@@ -196,14 +196,15 @@ __global__ __launch_bounds__(Shape::kThreads, 1) void fp8(  // tensors as their 
     unsigned first = 0;  // K tiles, and V tiles, used for earlier tiles of Q
     for (unsigned round = 0;; ++round) {
         ptx::mbarrier_wait(smem.q_full[wg], round % 2);
-        const uint4 place = simt::load_shared_16(&smem.place[wg]);
+        const uint4 place = simt::load_shared_16(&smem.task[wg].place);
         if (place.w == 0) break;
         const int h = static_cast<int>(place.y), b = static_cast<int>(place.z);
-        const int tile0 = static_cast<int>(place.x) * Br, i0 = tile0 + 64 * wg;
-        // The blocks of keys that are visited: all that the tile's rows see, or those of a part. And of these the warpgroup's.
-        const int all_blocks = blocks_of(tile0, Br), piece = static_cast<int>(place.w) - 2, part = piece < 0 ? 0 : piece % order.parts;
-        const int begin = order.begin(part, all_blocks), end = piece < 0 ? all_blocks : order.begin(part + 1, all_blocks);
-        const int blocks = end - begin, own_blocks = max(min(blocks_of(i0, 64), end) - begin, 0);
+        const int i0 = static_cast<int>(place.x) * Br + 64 * wg;
+        // The blocks of keys that are visited, all that the tile's rows see or those of a part, and how many of them the warpgroup's rows
+        // see.
+        const uint4 keys = simt::load_shared_16(&smem.task[wg].keys);
+        const int begin = static_cast<int>(keys.x), end = static_cast<int>(keys.y), blocks = end - begin;
+        const int own_blocks = max(min(blocks_of(i0, 64), end) - begin, 0);
         // o[4c + 2r + e] is row g + 8r, column 8c + 2t + e of the warp's 16 rows; s below likewise.
         float o[D / 2] = {};
         float m[2] = {-INFINITY, -INFINITY}, l[2] = {};  // in units of log 2; l of this lane's columns only, until the end
@@ -366,16 +367,16 @@ __global__ __launch_bounds__(Shape::kThreads, 1) void fp8(  // tensors as their 
             inverse[r] = sum == 0.0f ? 0.0f : 1.0f / sum;
             lse[r] = sum == 0.0f ? -INFINITY : kLn2 * (m[r] - kShift + log2f(sum));
         }
-        if (piece >= 0) {  // for merge_tail()
+        if (keys.w == 1) {  // for merge_tail()
 #pragma unroll
             for (int r = 0; r < 2; ++r) {
                 const int row = row0 + 8 * r + g;
                 if (i0 + row >= Nq) continue;
-                if (t == 0) LSE_part(piece, 64 * wg + row) = lse[r];
+                if (t == 0) LSE_part(keys.z, 64 * wg + row) = lse[r];
+                const auto O_row = O_part(keys.z, 64 * wg + row);
 #pragma unroll
                 for (int x = 0; x < D / 8; ++x)
-#pragma unroll
-                    for (int e = 0; e < 2; ++e) O_part(piece, 64 * wg + row, 8 * x + 2 * t + e) = o[4 * x + 2 * r + e] * inverse[r];
+                    simt::store_global_8(&O_row(8 * x + 2 * t), float2{o[4 * x + 2 * r] * inverse[r], o[4 * x + 2 * r + 1] * inverse[r]});
             }
             continue;
         }

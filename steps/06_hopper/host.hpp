@@ -76,12 +76,13 @@ inline TileOrder tile_order(const Problem& p, const Device& device, int Br, int 
     if (!p.causal) {
         TileOrder order{.tiles = (tiles + cluster - 1) / cluster * cluster, .heads = p.heads, .batch = p.batch, .bundle = 1};
         if (cluster > 1) return order;
-        // The last round, where it does not fill the GPU, is divided by keys. A part has 8 blocks of keys or more, and there are at most 4;
-        // of those numbers of parts with which the round is shortest, the smallest.
+        // The last round, where it does not fill the GPU, is divided by keys: in as few parts as make it shortest, 4 at most, where that
+        // saves more than the time of kWorthIt blocks of keys. So much take a part's beginning and end, and the kernel that merges.
+        constexpr double kWorthIt = 48;
         const int sms = std::max(device.sms, 1), left = order.count() % sms, blocks = (p.kv_seq + Bc - 1) / Bc;
-        const auto length = [&](int parts) { return static_cast<double>((left * parts + sms - 1) / sms) / parts; };
-        for (int parts = 2; left > 0 && parts <= std::min(4, blocks / 8); ++parts)
-            if (length(parts) < length(order.parts)) order.parts = parts;
+        const auto length = [&](int parts) { return static_cast<double>((left * parts + sms - 1) / sms) / parts; };  // of a whole tile
+        for (int parts = 2; left > 0 && parts <= 4; ++parts)
+            if (length(parts) < length(order.parts) && (1 - length(parts)) * blocks > kWorthIt) order.parts = parts;
         order.split = order.all_tiles() - left;
         return order;
     }

@@ -2,7 +2,7 @@
 /// The order in which a persistent grid takes the tiles of Q.
 #pragma once
 
-#include "simt/config.hpp"
+#include "simt/vector.hpp"
 
 namespace step06 {
 
@@ -37,8 +37,25 @@ struct TileOrder {
         const int rest = n - first * tiles, head = first + rest % size;
         return {tiles - 1 - rest / size, head % heads, head / heads, piece < 0 ? 0 : piece % parts, piece};
     }
-    /// First of the `blocks` blocks of keys of a part; that of the next part is where it ends.
-    SIMT_BOTH int begin(int part, int blocks) const { return static_cast<int>(static_cast<long long>(blocks) * part / parts); }
+    /// The blocks of keys, of all that its tile visits, of a place.
+    struct Range {
+        int begin, end;
+    };
+    SIMT_BOTH Range range(const Place& place, int blocks) const {
+        if (place.piece < 0) return {0, blocks};
+        return {blocks * place.part / parts, blocks * (place.part + 1) / parts};
+    }
 };
+
+/// What the producer tells a warpgroup of the next tile.
+struct Task {
+    uint4 place;  ///< its number in the head, head, sequence, and 1; or 0: there is no other tile
+    uint4 keys;   ///< first of the blocks of keys, the one after the last; number of the piece and 1, or 0 and 0 where the tile is whole
+};
+SIMT_DEVICE Task task(const TileOrder::Place& at, const TileOrder::Range& keys) {
+    const auto number = [](int x) { return static_cast<unsigned>(x); };
+    return {{number(at.tile), number(at.h), number(at.b), 1},
+            {number(keys.begin), number(keys.end), at.piece < 0 ? 0 : number(at.piece), at.piece < 0 ? 0u : 1u}};
+}
 
 }  // namespace step06

@@ -59,8 +59,7 @@ struct VoteFirstShared {
     std::conditional_t<Shape::kOwnO, QTile[Shape::kGroups], Nothing> o;
     Mbarrier q_full[Shape::kGroups], q_empty[Shape::kGroups];
     Mbarrier k_full[Shape::kSlots], k_empty[Shape::kSlots], v_full[Shape::kSlots], v_empty[Shape::kSlots];
-    uint4 place[Shape::kGroups];  // of the tile of Q: its number in the head, head, sequence, and 1; or 0: there is no other tile. Of the
-                                  // n-th piece of a divided one n + 2
+    Task task[Shape::kGroups];
 
     SIMT_DEVICE QTile& output(int wg) {
         if constexpr (Shape::kOwnO)
@@ -148,18 +147,18 @@ __global__ __launch_bounds__(Shape::kThreads, 1) void vote_first(  // tensors as
             for (int tile = blockIdx.x, next; tile < order.count(); tile = next, ++round) {
                 // A cluster's blocks must go on together, so they do not claim.
                 next = kCluster > 1 ? tile + static_cast<int>(gridDim.x) : atomicAdd(&claims(0), 1) + static_cast<int>(gridDim.x);
-                const auto [q_tile, h, b, part, piece] = order.at(tile);
-                const int i0 = q_tile * Br, all_blocks = blocks_of(q_tile / kCluster * kCluster * Br, kCluster * Br);
-                const int begin = order.begin(part, all_blocks), end = piece < 0 ? all_blocks : order.begin(part + 1, all_blocks);
-                const int blocks = end - begin;
-                const uint4 place{static_cast<unsigned>(q_tile), static_cast<unsigned>(h), static_cast<unsigned>(b),
-                                  piece < 0 ? 1u : static_cast<unsigned>(piece) + 2};
-                const auto load_k = [&](int n) { load(smem.k, K_map, smem.k_full, smem.k_empty, first + n, end - 1 - n, h, b); };
-                const auto load_v = [&](int n) { load(smem.v, V_map, smem.v_full, smem.v_empty, first + n, end - 1 - n, h, b); };
+                const TileOrder::Place place = order.at(tile);
+                const int h = place.h, b = place.b, i0 = place.tile * Br;
+                const TileOrder::Range keys = order.range(place, blocks_of(place.tile / kCluster * kCluster * Br, kCluster * Br));
+                const int blocks = keys.end - keys.begin;
+                const auto load_k = [&](int n) { load(smem.k, K_map, smem.k_full, smem.k_empty, first + n, keys.end - 1 - n, h, b); };
+                const auto load_v = [&](int n) { load(smem.v, V_map, smem.v_full, smem.v_empty, first + n, keys.end - 1 - n, h, b); };
                 if (blocks > 0) load_k(0);
                 for (int w = 0; w < kGroups; ++w) {
                     ptx::mbarrier_wait(smem.q_empty[w], round % 2 ^ 1);
-                    simt::store_shared_16(&smem.place[w], place);
+                    const Task next_task = task(place, keys);
+                    simt::store_shared_16(&smem.task[w].place, next_task.place);
+                    simt::store_shared_16(&smem.task[w].keys, next_task.keys);
                     if (blocks == 0) {  // nothing to multiply with
                         ptx::mbarrier_arrive(smem.q_full[w]);
                         continue;
@@ -174,7 +173,7 @@ __global__ __launch_bounds__(Shape::kThreads, 1) void vote_first(  // tensors as
             }
             for (int w = 0; w < kGroups; ++w) {
                 ptx::mbarrier_wait(smem.q_empty[w], round % 2 ^ 1);
-                simt::store_shared_16(&smem.place[w], uint4{});
+                simt::store_shared_16(&smem.task[w].place, uint4{});
                 ptx::mbarrier_arrive(smem.q_full[w]);
             }
             if (kCluster == 1 && atomicAdd(&claims(1), 1) == static_cast<int>(gridDim.x) - 1) claims(0) = 0, claims(1) = 0;
@@ -241,14 +240,12 @@ __global__ __launch_bounds__(Shape::kThreads, 1) void vote_first(  // tensors as
         if (wg == kGroups - 1) pass_turn();  // the first warpgroup begins
         for (unsigned round = 0;; ++round) {
             ptx::mbarrier_wait(smem.q_full[wg], round % 2);
-            const uint4 place = simt::load_shared_16(&smem.place[wg]);
+            const uint4 place = simt::load_shared_16(&smem.task[wg].place);
             if (place.w == 0) break;
             const int q_tile = static_cast<int>(place.x), h = static_cast<int>(place.y), b = static_cast<int>(place.z);
-            const int i0 = q_tile * Br, all_blocks = blocks_of(q_tile / kCluster * kCluster * Br, kCluster * Br);
-            // The blocks of keys that are visited: all, or those of a part.
-            const int piece = static_cast<int>(place.w) - 2, part = piece < 0 ? 0 : piece % order.parts;
-            const int begin = order.begin(part, all_blocks), end = piece < 0 ? all_blocks : order.begin(part + 1, all_blocks);
-            const int blocks = end - begin;
+            const int i0 = q_tile * Br;
+            const uint4 keys = simt::load_shared_16(&smem.task[wg].keys);
+            const int begin = static_cast<int>(keys.x), end = static_cast<int>(keys.y), blocks = end - begin;
 
             const auto note = [&](watched::Event event, int n) {
                 if (speaks) watch.mark(wg, event, static_cast<int>(first) + n);
@@ -387,16 +384,17 @@ __global__ __launch_bounds__(Shape::kThreads, 1) void vote_first(  // tensors as
                 inverse[r] = l[r] > 0.0f ? 1.0f / l[r] : 0.0f;
                 lse[r] = l[r] > 0.0f ? kLn2 * (c_log2 * m[r] + log2f(l[r])) : -INFINITY;
             }
-            if (Shape::kOwnO && piece >= 0) {  // for merge_tail()
+            if (Shape::kOwnO && keys.w == 1) {  // for merge_tail()
 #pragma unroll
                 for (int r = 0; r < 2; ++r) {
                     const int row = row0 + 8 * r + g;
                     if (i0 + row >= Nq) continue;
-                    if (t == 0) LSE_part(piece, row) = lse[r];
+                    if (t == 0) LSE_part(keys.z, row) = lse[r];
+                    const auto O_row = O_part(keys.z, row);
 #pragma unroll
                     for (int c = 0; c < kC; ++c)
-#pragma unroll
-                        for (int e = 0; e < 2; ++e) O_part(piece, row, 8 * c + 2 * t + e) = o[4 * c + 2 * r + e] * inverse[r];
+                        simt::store_global_8(&O_row(8 * c + 2 * t),
+                                             float2{o[4 * c + 2 * r] * inverse[r], o[4 * c + 2 * r + 1] * inverse[r]});
                 }
                 first += static_cast<unsigned>(blocks);
                 continue;
