@@ -57,7 +57,13 @@ function(workbook_one_shape variable number)
     cut(",
                      vote_first_variant(),
                      fp8_variant()" "")
-    cut("        .backward = backward_variants(forward_pingpong),
+    cut("std::vector<BackwardVariant> all_backward_variants() {
+    std::vector<BackwardVariant> variants = backward_variants(forward_pingpong);
+    variants.push_back(exchange_variant(forward_pingpong));
+    return variants;
+}
+" "")
+    cut("        .backward = all_backward_variants(),
 " "")
     cut("namespace {
 " "namespace {

@@ -244,6 +244,49 @@ TEST(Cost, BulkBackwardCountsEveryVisit) {
     EXPECT_THROW(bulk_backward_movement(problems[0], {0, 4}, false), InvalidArgument);
 }
 
+TEST(Cost, ExchangeCountsEveryVisit) {
+    for (Problem p : problems)
+        for (const Tiles& tiles : {Tiles{2, 4}, Tiles{4, 3}, Tiles{16, 64}}) {
+            p.causal = false;
+            SCOPED_TRACE(describe(p) + " Br=" + std::to_string(tiles.Br) + " Bc=" + std::to_string(tiles.Bc));
+            const long long es = size_of(p.dtype), d = p.head_dim, sums = tiles.Br * d * 4;
+            Counter count;
+            for (long long head = 0; head < static_cast<long long>(p.batch) * p.kv_heads; ++head)
+                for (int j = 0; j < p.kv_seq; ++j) {  // by its own block, half of it by the other one
+                    count.read("K", d * es * 3 / 2);
+                    count.read("V", d * es);
+                }
+            count.read("O", p.q_elements() * es);
+            count.read("dO", p.q_elements() * es);
+            count.read("LSE", p.rows() * 4);
+            for (long long head = 0; head < static_cast<long long>(p.batch) * p.heads; ++head) {
+                for (int i0 = 0; i0 < p.seq; i0 += tiles.Br) {
+                    const int rows = std::min(tiles.Br, p.seq - i0);
+                    count.write("LSE_D", 2 * tiles.Br * 4);
+                    count.write("dQ_acc", sums);
+                    for (int j0 = 0; j0 < p.kv_seq; j0 += 2 * tiles.Bc)
+                        for (int block = 0; block < 2; ++block) {
+                            count.read("Q", rows * d * es);
+                            count.read("dO", rows * d * es);
+                            count.read("LSE_D", 2 * tiles.Br * 4);
+                            count.read("dQ_acc", sums / 2);
+                            count.write("dQ_acc", sums / 2);
+                        }
+                }
+                count.read("dQ_acc", (p.seq + 1) / 2 * 2 * d * 4);
+            }
+            count.write("dQ", p.q_elements() * es);
+            count.write("dK", p.kv_elements() * es);
+            count.write("dV", p.kv_elements() * es);
+            const Movement movement = exchange_movement(p, tiles);
+            expect_equal(count, movement.requested);
+            EXPECT_EQ(names(movement.dram), names(movement.requested));
+        }
+    Problem causal = problems[0];
+    causal.causal = true;
+    EXPECT_THROW(exchange_movement(causal, {2, 4}), InvalidArgument);
+}
+
 TEST(Cost, Flash1MovesWhatAlgorithm1Moves) {
     for (const Problem& p : problems) {
         const long long es = size_of(p.dtype);

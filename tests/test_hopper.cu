@@ -571,6 +571,59 @@ TEST_F(HopperClusters, MulticastLandsInBothBlocks) {
     }
 }
 
+/// Blocks of a cluster send each other a row a round. A row may be written again, and sent, when the other block has read the one before.
+__global__ void send_rows(int rounds, TensorView<std::uint32_t, 3> out) {
+    auto& smem = simt::shared<Shared>();
+    const unsigned size = ptx::cluster_size(), rank = ptx::cluster_rank(), next = (rank + 1) % size, previous = (rank + size - 1) % size;
+    const int t = threadIdx.x;
+    if (t == 0) {
+        ptx::mbarrier_init(smem.full, 1, "full");
+        ptx::mbarrier_init(smem.go, 1, "go");
+        ptx::fence_mbarrier_init();
+    }
+    ptx::cluster_sync();
+    for (int n = 0; n < rounds; ++n) {
+        ptx::mbarrier_wait(smem.go, (n & 1) ^ 1);
+        simt::store_shared_4(&smem.words[0][t], static_cast<std::uint32_t>(10000 * n + 100 * blockIdx.x + t));
+        ptx::fence_proxy_async();
+        __syncthreads();
+        if (t == 0) {  // the second half first, and both before or after they are announced
+            for (const int half : {32, 0}) ptx::cp_async_bulk_to_peer(&smem.words[1][half], &smem.words[0][half], 128, smem.full, next);
+            ptx::mbarrier_arrive_expect_tx(smem.full, 256);
+        }
+        ptx::mbarrier_wait(smem.full, n & 1);
+        out(n, blockIdx.x, t) = simt::load_shared_4(&smem.words[1][t]);
+        __syncthreads();  // all have read
+        if (t == 0) ptx::mbarrier_arrive_remote(smem.go, previous);
+    }
+    ptx::cluster_sync();
+}
+
+TEST_F(HopperClusters, SendEachOtherRows) {
+    constexpr int kRounds = 5, kBlocks = 8;
+    for (const simt::Execution& exec : executions())
+        for (const int size : {2, 4}) {
+            const DeviceData<std::uint32_t> out(kRounds * kBlocks * 64);
+            simt::launch(send_rows,
+                         {.name = "send_rows",
+                          .grid = {kBlocks},
+                          .block = {64},
+                          .smem = sizeof(Shared),
+                          .cluster = {static_cast<unsigned>(size)},
+                          .exec = &exec},
+                         kRounds, packed_view<std::uint32_t, 3>("out", out.data(), {kRounds, kBlocks, 64}));
+            const std::vector<std::uint32_t> seen = out.get();
+            for (int n = 0; n < kRounds; ++n)
+                for (int block = 0; block < kBlocks; ++block)
+                    for (int t = 0; t < 64; ++t) {
+                        const int from = block / size * size + (block % size + size - 1) % size;
+                        ASSERT_EQ(seen[static_cast<std::size_t>((n * kBlocks + block) * 64 + t)],
+                                  static_cast<std::uint32_t>(10000 * n + 100 * from + t))
+                            << "round " << n << ", block " << block << " of clusters of " << size;
+                    }
+        }
+}
+
 // ---------------------------------------------------------------- wgmma
 
 /// Operands of one product, each in boxes whose rows are lines of the swizzle (16 bytes without).

@@ -743,6 +743,117 @@ TEST(HopperMisuse, BlocksOutsideOfTheCluster) {
         "TMA load: multicast to blocks 5 \\(mask\\) of a cluster of 2", 32, 2);
 }
 
+// ---------------------------------------------------------------- copies to other blocks
+
+/// Block 0 of two sends its slot 0 to slot 1 of block 1, which waits for it.
+enum class Mistake { none, no_fence, no_barrier, no_wait, no_final_sync, overwritten, sent_twice };
+template <Mistake kMistake>
+void send(TensorMap) {
+    set_up();
+    ptx::cluster_sync();
+    fill(0);
+    if (kMistake != Mistake::no_fence) ptx::fence_proxy_async();
+    if (kMistake == Mistake::no_barrier)
+        ptx::bar_sync(1 + me() / 64, 64);
+    else
+        __syncthreads();
+    if (ptx::cluster_rank() == 0) {
+        if (me() == 100)
+            for (int times = 0; times < (kMistake == Mistake::sent_twice ? 2 : 1); ++times)
+                ptx::cp_async_bulk_to_peer(smem().slot[1], smem().slot[0], kBox, smem().full[0], 1);
+        __syncthreads();
+        if (kMistake == Mistake::overwritten) simt::store_shared_4(smem().slot[0] + 4 * me(), 7);
+    } else {
+        if (me() == 0) ptx::mbarrier_arrive_expect_tx(smem().full[0], kBox);
+        if (kMistake == Mistake::no_wait) ptx::cluster_sync();
+        if (kMistake != Mistake::no_wait) ptx::mbarrier_wait(smem().full[0], 0);
+        if (simt::load_shared_4(smem().slot[1] + 4 * me()) != 0x3c003c00) throw Error("not landed");
+    }
+    if (kMistake == Mistake::no_final_sync || (kMistake == Mistake::no_wait && ptx::cluster_rank() == 1)) return;
+    ptx::cluster_sync();
+}
+
+TEST(HopperMisuse, CopyToAnotherBlock) { expect_fine(send<Mistake::none>, 128, 2); }
+
+TEST(HopperMisuse, CopyToAnotherBlockWithoutOrder) {
+    expect_told<Error>(send<Mistake::no_fence>,
+                       "cp.async.bulk in misuse: thread 100 of block \\(0,0,0\\) reads shared memory\\(0\\), which thread 0 wrote with "
+                       "ordinary stores, and no fence_proxy_async\\(\\) lies between",
+                       128, 2);
+    expect_told_under<Race>(Schedule::lowest_first, send<Mistake::no_barrier>,
+                            "race in misuse: thread 100 of block \\(0,0,0\\) reads shared memory\\(0\\), which thread 0 wrote", 128, 2);
+}
+
+TEST(HopperMisuse, CopyFromAnotherBlockReadWithoutAWait) {
+    expect_told<Error>(send<Mistake::no_wait>,
+                       "4-byte load in misuse: thread .* of block \\(1,0,0\\) reads shared memory\\([0-9]+\\) while the cp.async.bulk that "
+                       "thread 100 of another block started to it is still under way: is an mbarrier_wait\\(\\) missing\\?",
+                       128, 2);
+}
+
+TEST(HopperMisuse, SourceOfACopyToAnotherBlock) {
+    expect_told<Error>(
+        send<Mistake::overwritten>,
+        "4-byte store in misuse: thread .* of block \\(0,0,0\\) writes shared memory\\([0-9]+\\) while a wgmma or a store by "
+        "TMA has yet to read it",
+        128, 2);
+    expect_told<Error>(send<Mistake::no_final_sync>,
+                       "cp.async.bulk in misuse: block 0 of the cluster has ended before the copy to another block that its thread 100 "
+                       "started had read its shared memory: is a cluster_sync\\(\\) missing\\?",
+                       128, 2);
+    expect_told<Error>(send<Mistake::sent_twice>,
+                       "cp.async.bulk in misuse: thread 100 of block \\(0,0,0\\) overwrites shared memory\\(8192\\) while the "
+                       "cp.async.bulk that thread 100 of another block started",
+                       128, 2);
+}
+
+TEST(HopperMisuse, PlacesOfACopyToAnotherBlock) {
+    expect_told<Error>(
+        [](TensorMap) {
+            set_up();
+            if (me() == 0) ptx::cp_async_bulk_to_peer(smem().slot[1], smem().slot[0] + 8, 64, smem().full[0], ptx::cluster_rank() ^ 1);
+        },
+        "cp.async.bulk: a box of 64 bytes at shared memory\\(8\\): multiples of 16 within", 32, 2);
+    expect_told<Error>(
+        [](TensorMap) {
+            set_up();
+            if (me() == 0) ptx::cp_async_bulk_to_peer(smem().slot[1], smem().slot[0], 24, smem().full[0], ptx::cluster_rank() ^ 1);
+        },
+        "cp.async.bulk: 24 bytes: multiples of 16 are accepted", 32, 2);
+    expect_told<Error>(
+        [](TensorMap) {
+            set_up();
+            if (me() == 0) ptx::cp_async_bulk_to_peer(smem().slot[1], smem().slot[0], 64, smem().full[0], 2);
+        },
+        "cp.async.bulk: block 2 of a cluster of 2", 32, 2);
+    expect_told<Error>(
+        [](TensorMap) {
+            set_up();
+            if (me() == 0) ptx::cp_async_bulk_to_peer(smem().slot[1], smem().slot[0], 64, smem().full[0], ptx::cluster_rank());
+        },
+        "cp.async.bulk: block [01] of the cluster copies to itself: another block is accepted", 32, 2);
+    expect_told_under<Error>(
+        Schedule::highest_first,
+        [](TensorMap) {
+            if (ptx::cluster_rank() == 1 && me() == 0) ptx::mbarrier_init(smem().full[0], 1, "full");
+            if (ptx::cluster_rank() == 0 && me() == 0) ptx::cp_async_bulk_to_peer(smem().slot[1], smem().slot[0], 64, smem().full[0], 1);
+            if (ptx::cluster_rank() == 1) ptx::cluster_sync();
+        },
+        "cp.async.bulk: barrier full of another block was initialised without a fence_mbarrier_init\\(\\)", 32, 2);
+    expect_told<Error>(
+        [](TensorMap) {
+            set_up();
+            ptx::cluster_sync();
+            if (ptx::cluster_rank() == 0 && me() == 0) {
+                simt::store_shared_4(smem().slot[0], 1);
+                ptx::fence_proxy_async();
+                ptx::cp_async_bulk_to_peer(smem().slot[1], smem().slot[0], 64, smem().full[0], 1);
+            }
+            ptx::cluster_sync();
+        },
+        "cp.async.bulk in misuse: thread 0 started a load that announces itself to barrier full\\[0\\], and its block has ended", 32, 2);
+}
+
 TEST(HopperMisuse, ClusterOfTooManyBlocks) {
     EXPECT_THROW(run([](TensorMap) {}, Schedule::round_robin, 32, 9), Error);
 }

@@ -197,7 +197,93 @@ TEST(Step06Backward, OrderedSumsHaveTheSameBits) {
     }
 }
 
+// ---- 06f: 128 columns, no mask ----
+
+class Step06f : public testing::TestWithParam<Combination> {};
+
+/// Keys of one block, of both and of a third; queries of less and more than a block; heads that share keys; any number of turns.
+TEST_P(Step06f, AgreesOverLengths) {
+    SKIP_WITHOUT_HOPPER();
+    const auto [dtype, d, schedule] = GetParam();
+    const std::vector<std::pair<int, int>> lengths =
+        emulating ? std::vector<std::pair<int, int>>{{1, 300}, {250, 65}, {81, 256}}
+                  : std::vector<std::pair<int, int>>{{1, 1},     {80, 128},  {81, 129},  {64, 2},   {159, 257},
+                                                     {400, 385}, {1000, 64}, {33, 1000}, {640, 512}};
+    for (const auto& [seq, kv_seq] : lengths) {
+        BackwardTestCase test({.heads = 2, .kv_heads = seq % 2 ? 1 : 2, .seq = seq, .kv_seq = kv_seq, .head_dim = d, .dtype = dtype});
+        test.options.schedule = schedule;
+        expect_right("06f", test);
+    }
+}
+std::vector<Combination> exchange_combinations() {
+    if (!emulating) return combinations({128}, kTypes);
+    return {{DType::bf16, 128, simt::Schedule::round_robin},
+            {DType::f16, 128, simt::Schedule::lowest_first},
+            {DType::bf16, 128, simt::Schedule::highest_first}};
+}
+INSTANTIATE_TEST_SUITE_P(Combinations, Step06f, testing::ValuesIn(exchange_combinations()), combination_name);
+
+TEST(Step06Backward, ExchangeTakesManyTurns) {
+    SKIP_WITHOUT_HOPPER();
+    BackwardTestCase test({.batch = 2,
+                           .heads = 4,
+                           .kv_heads = 2,
+                           .seq = emulating ? 170 : 3000,
+                           .kv_seq = emulating ? 140 : 2500,
+                           .head_dim = 128,
+                           .dtype = DType::bf16});
+    for (int n = 0; n < (emulating ? 1 : 5); ++n) expect_right("06f", test);
+}
+
+TEST(Step06Backward, ExchangeAgreesWith06e) {
+    SKIP_WITHOUT_HOPPER();
+    BackwardTestCase test({.heads = 2, .kv_heads = 1, .seq = 150, .kv_seq = 170, .head_dim = 128, .dtype = DType::f16});
+    expect_agreement(expect_right("06e", test), expect_right("06f", test));
+}
+
+// K of what lies past the end is zero: 2^-LSE of such a key would overflow.
+TEST(Step06Backward, ExchangeOfFewKeysWithALargeScale) {
+    SKIP_WITHOUT_HOPPER();
+    for (const int kv_seq : {2, 130}) {
+        BackwardTestCase test({.seq = 100, .kv_seq = kv_seq, .head_dim = 128, .dtype = DType::f16, .softmax_scale = 16.0f});
+        expect_right("06f", test);
+    }
+}
+
+TEST(Step06Backward, ExchangeRefuses) {
+    Device hopper = Device::current();
+    hopper.compute_capability = 90;
+    const auto why = [&](const Problem& p, const Device& device) { return variant("06f").refuses(p, device).value_or(""); };
+    const auto expect_words = [](const std::string& text, const std::string& words) {
+        EXPECT_NE(text.find(words), std::string::npos) << text;
+    };
+    Problem p{.seq = 16, .kv_seq = 16, .head_dim = 128, .dtype = DType::f16};
+    EXPECT_EQ(why(p, hopper), "");
+    Device device = hopper;
+    device.shared_memory_per_block = 200 * 1024;
+    expect_words(why(p, device), "204800 bytes of shared memory: the tiles take ");
+    device = hopper;
+    device.compute_capability = 100;
+    expect_words(why(p, device), "wgmma is an instruction of 9.0 alone");
+    p.causal = true;
+    expect_words(why(p, hopper), "causal = true: ");
+    p = {.seq = 16, .kv_seq = 16, .head_dim = 64, .dtype = DType::f16};
+    expect_words(why(p, hopper), "head_dim = 64: 128 is accepted; variant 06e takes 64 and 256");
+    p = {.seq = 16, .kv_seq = 16, .head_dim = 128};
+    expect_words(why(p, hopper), "dtype = f32: tensor cores multiply f16 and bf16");
+}
+
 // ---- traffic ----
+
+TEST(Step06Backward, ExchangeAddsHalfAsMuch) {
+    const Problem p{.heads = 1, .kv_heads = 1, .seq = 8000, .kv_seq = 8192, .head_dim = 128, .dtype = DType::bf16};
+    const auto added = [&](const std::string& id) {
+        for (const TensorTraffic& t : variant(id).movement(p, Device::current()).requested.tensors)
+            if (t.tensor == "dQ_acc") return t.read - 8000LL * 128 * 4;  // finish() reads it once more
+        return 0LL;
+    };
+    EXPECT_EQ(2 * added("06f"), added("06e"));
+}
 
 TEST(Step06Backward, CausalSkipsAboutHalf) {
     for (const std::string& id : kIds) {
@@ -239,9 +325,9 @@ TEST(Step06Backward, Refusals) {
 
 TEST(Step06Backward, RefusesMemoryThatTmaCannotTake) {
     SKIP_WITHOUT_HOPPER();
-    const Problem p{.seq = 16, .kv_seq = 16, .head_dim = 64, .dtype = DType::f16};
+    const Problem p{.seq = 16, .kv_seq = 16, .head_dim = 128, .dtype = DType::f16};
     const char* const names[] = {"Q", "K", "V", "O", "dO", "dQ", "dK", "dV"};
-    for (const std::string& id : kIds)
+    for (const std::string id : {"06e", "06e-det", "06f"})
         for (int which = 0; which < 8; ++which)
             for (const bool misplaced : {false, true}) {
                 std::vector<DeviceBuffer> buffers;
@@ -251,7 +337,7 @@ TEST(Step06Backward, RefusesMemoryThatTmaCannotTake) {
                 if (misplaced)
                     refs[which].data = static_cast<char*>(refs[which].data) + 2;
                 else
-                    refs[which].strides[2] = 65;
+                    refs[which].strides[2] = p.head_dim + 1;
                 Workspace workspace;
                 Backward args{
                     p,       refs[0], refs[1], refs[2],           refs[3], refs[4],  static_cast<const float*>(buffers.back().data()),

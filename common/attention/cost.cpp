@@ -379,6 +379,19 @@ Movement bulk_backward_movement(const Problem& problem, const Tiles& tiles, bool
     return movement;
 }
 
+Movement exchange_movement(const Problem& problem, const Tiles& tiles) {
+    if (problem.causal) throw InvalidArgument("causal = true: a movement without a mask is computed here");
+    Movement movement = bulk_backward_movement(problem, {tiles.Br, 2 * tiles.Bc}, false);  // as if one block had the keys of both
+    long long visited = 0;                                                                 // bytes of Q
+    for (TensorTraffic& t : movement.requested.tensors) {
+        if (t.tensor == "Q") visited = t.read;
+        if (t.tensor == "Q" || t.tensor == "LSE_D") t.read *= 2;
+        if (t.tensor == "K") t.read += t.read / 2;
+        if (t.tensor == "dO") t.read += visited;
+    }
+    return movement;
+}
+
 Traffic compulsory_traffic(const Problem& problem) {
     check(problem);
     const Sizes n(problem);

@@ -133,6 +133,11 @@ Movement tensor_core_backward_movement(const Problem& problem, const Tiles& tile
 /// @throws InvalidArgument also when Br < 1 or Bc < 1
 Movement bulk_backward_movement(const Problem& problem, const Tiles& tiles, bool ordered);
 
+/// 06f: as bulk_backward_movement() without a mask, but two neighbouring blocks of Bc keys, of which the second may be empty, add to dQ_acc
+/// together. Each reads Q, dO and LSE_D for itself, its own K, and half of the columns of the other's.
+/// @throws InvalidArgument also when Br < 1 or Bc < 1, and for a causal problem
+Movement exchange_movement(const Problem& problem, const Tiles& tiles);
+
 /// The fewest bytes any exact attention moves: Q, K, V read once, O and LSE written once.
 Traffic compulsory_traffic(const Problem& problem);
 

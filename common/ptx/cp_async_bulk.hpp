@@ -1,6 +1,6 @@
 /// @file
 /// cp.async.bulk.tensor: one thread has the TMA unit move a box of a tensor between global and shared memory.
-/// cp.reduce.async.bulk: it adds a contiguous stretch of memory, which needs no map.
+/// cp.async.bulk and cp.reduce.async.bulk: it copies a contiguous stretch to another block, or adds it; this needs no map.
 #pragma once
 
 #include "ptx/mbarrier.hpp"
@@ -151,6 +151,30 @@ SIMT_DEVICE void cp_reduce_async_bulk_add(Address to, const float* from, int cou
     asm volatile("cp.reduce.async.bulk.global.shared::cta.bulk_group.add.f32 [%0], [%1], %2;" ::"l"(to), "r"(shared_address(from)),
                  "r"(count * static_cast<int>(sizeof(float)))
                  : "memory");
+#endif
+}
+
+/// cp.async.bulk.shared::cluster.shared::cta: starts a copy of `bytes` in this block's shared memory to block `rank` of the cluster, where
+/// they land at the place of `to` and count at the place of `barrier`: both are named by where they lie in this block. Places and bytes
+/// are multiples of 16. `rank` must be another block: a copy to the own one is refused in emulation, and an H200 ends it by an illegal
+/// instruction. Before it come fence_proxy_async() in each thread that wrote, and a barrier; that block must have initialised its
+/// barrier, by a barrier of the cluster. It tells the reader that the copy is there; no wait tells this block that its own memory has
+/// been read, so the reader must tell it before this block writes there, or ends. One thread calls.
+///
+/// In emulation the destination is poisoned at once; the source is read and the destination written when nothing else can go on.
+SIMT_DEVICE void cp_async_bulk_to_peer(void* to, const void* from, int bytes, Mbarrier& barrier, unsigned rank) {
+#if SIMT_EMULATED
+    simt::cpu::block().start_peer_copy(to, from, bytes, &barrier, rank);
+#else
+    asm volatile(
+        "{\n"
+        ".reg .b32 to, full;\n"
+        "mapa.shared::cluster.u32 to, %0, %4;\n"
+        "mapa.shared::cluster.u32 full, %3, %4;\n"
+        "cp.async.bulk.shared::cluster.shared::cta.mbarrier::complete_tx::bytes [to], [%1], %2, [full];\n"
+        "}" ::"r"(shared_address(to)),
+        "r"(shared_address(from)), "r"(bytes), "r"(shared_address(&barrier)), "r"(rank)
+        : "memory");
 #endif
 }
 

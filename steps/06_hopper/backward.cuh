@@ -91,6 +91,88 @@ struct BackwardShared {
     Mbarrier ds_full[Shape::kDsSlots], ds_empty[Shape::kDsSlots];
 };
 
+// What a warp does with its fragments. g = lane / 4 and t = lane % 4 are row and column pair of a lane; kN counts queries 16 at a time.
+
+/// LSE or D of a lane's queries: 16n + 2t, the next one, and those eight further.
+template <int kN>
+SIMT_DEVICE void load_statistics(float4 (&of_rows)[kN], const float* from, int t) {
+#pragma unroll
+    for (int n = 0; n < kN; ++n) of_rows[n] = simt::load_shared_16<float4>(from + 16 * n + 4 * t);
+}
+
+/// P^T = 2^(c S^T - LSE): s[4i + 2r + e] is S^T of key g + 8r of the warp's, query 8i + 2t + e.
+/// @param hidden kMasked: of a key and a query, counted from key g and query 2t, whether the query does not see the key
+template <class T, bool kMasked, int kN, class Hidden>
+SIMT_DEVICE void exponentials(std::uint32_t (&p)[kN][4], const float (&s)[8 * kN], const float4 (&of_rows)[kN], float c, Hidden&& hidden) {
+#pragma unroll
+    for (int n = 0; n < kN; ++n) {
+        const float lse[] = {of_rows[n].x, of_rows[n].y, of_rows[n].z, of_rows[n].w};
+#pragma unroll
+        for (int half = 0; half < 2; ++half)
+#pragma unroll
+            for (int r = 0; r < 2; ++r) {
+                float y[2];
+#pragma unroll
+                for (int e = 0; e < 2; ++e) {
+                    y[e] = c * s[8 * n + 4 * half + 2 * r + e] - lse[2 * half + e];
+                    if constexpr (kMasked)
+                        if (hidden(8 * r, 16 * n + 8 * half + e)) y[e] = -INFINITY;
+                }
+                p[n][2 * half + r] = ptx::pack<T>(ptx::ex2_approx_ftz(y[0]), ptx::ex2_approx_ftz(y[1]));
+            }
+    }
+}
+
+/// dS^T = P^T o (dP^T - D), of which dp is laid out as s above.
+template <class T, int kN>
+SIMT_DEVICE void score_gradients(std::uint32_t (&ds)[kN][4], const std::uint32_t (&p)[kN][4], const float (&dp)[8 * kN],
+                                 const float4 (&of_rows)[kN]) {
+#pragma unroll
+    for (int n = 0; n < kN; ++n) {
+        const float row_sum[] = {of_rows[n].x, of_rows[n].y, of_rows[n].z, of_rows[n].w};
+#pragma unroll
+        for (int half = 0; half < 2; ++half)
+#pragma unroll
+            for (int r = 0; r < 2; ++r) {
+                const float2 weight = ptx::unpack<T>(p[n][2 * half + r]);
+                const float* const x = dp + 8 * n + 4 * half + 2 * r;
+                ds[n][2 * half + r] = ptx::pack<T>(weight.x * (x[0] - row_sum[2 * half]), weight.y * (x[1] - row_sum[2 * half + 1]));
+            }
+    }
+}
+
+/// P^T or dS^T of the warp's keys, which begin at `key`, to a tile of queries by keys.
+template <class ScoreTile, int kN>
+SIMT_DEVICE void share(const std::uint32_t (&a)[kN][4], ScoreTile& to, int query, int key, int lane) {
+#pragma unroll
+    for (int n = 0; n < kN; ++n) ptx::stmatrix<true>(a[n], to.chunk(query + 16 * n + lane / 16 * 8 + lane % 8, key + lane / 8 % 2 * 8));
+}
+
+/// What the warp has of dQ^T, 16 columns by Br queries, to where lane 0 has TMA take it from: in the order of the registers.
+/// @tparam kSlots such places that the warp uses in turn
+template <int kSlots, int kSums>
+SIMT_DEVICE void stage_dq(const float (&dq)[kSums], float* mine, int lane) {
+    if (lane == 0) ptx::cp_async_bulk_wait_read<kSlots - 1>();  // TMA has read what lay there
+    __syncwarp();                                               // for all lanes
+#pragma unroll
+    for (int c = 0; c < kSums / 4; ++c)
+        simt::store_shared_16(mine + 128 * c + 4 * lane, float4{dq[4 * c], dq[4 * c + 1], dq[4 * c + 2], dq[4 * c + 3]});
+    ptx::fence_proxy_async();  // TMA shall see what this thread wrote
+    __syncwarp();              // and what the others did
+}
+
+/// `factor` times a warp's dK or dV, of 16 keys from `key` on, to a tile, from `column` on.
+template <class T, class KvTile, int kSums>
+SIMT_DEVICE void store_sums(const float (&sum)[kSums], float factor, KvTile& to, int key, int column, int lane) {
+#pragma unroll
+    for (int k = 0; k < kSums / 8; ++k) {
+        std::uint32_t tiles[4];  // 8 x 8 each: keys 0-7 and 8-15 of the left columns, then of the right ones
+#pragma unroll
+        for (int e = 0; e < 4; ++e) tiles[e] = ptx::pack<T>(sum[8 * k + 2 * e] * factor, sum[8 * k + 2 * e + 1] * factor);
+        ptx::stmatrix(tiles, to.chunk(key + lane % 16, column + 16 * k + lane / 16 * 8));
+    }
+}
+
 /// @tparam kOrdered blocks of keys add to dQ in the order of their keys, the last first: so its bits are the same in each run
 template <class T, class Shape, bool kOrdered>
 __global__ __launch_bounds__(Shape::kThreads, 1) void backward(  // tensors as their maps see them:
@@ -209,13 +291,7 @@ __global__ __launch_bounds__(Shape::kThreads, 1) void backward(  // tensors as t
                 if (panel == D / 64 - 1 && speaks) ptx::mbarrier_arrive(smem.ds_empty[slot]);
                 // In dQ_acc what a warp adds lies side by side, in the order of its registers; finish() puts it in order.
                 float* const mine = smem.dq[(turn * (D / 64) + panel) % kDqSlots][warp];
-                if (lane == 0) ptx::cp_async_bulk_wait_read<kDqSlots - 1>();  // TMA has read what lay there
-                __syncwarp();                                                 // for all lanes
-#pragma unroll
-                for (int c = 0; c < Br / 8; ++c)
-                    simt::store_shared_16(mine + 128 * c + 4 * lane, float4{dq[4 * c], dq[4 * c + 1], dq[4 * c + 2], dq[4 * c + 3]});
-                ptx::fence_proxy_async();  // TMA shall see what this thread wrote
-                __syncwarp();              // and what the others did
+                stage_dq<kDqSlots>(dq, mine, lane);
                 if (lane == 0) {
                     if (kOrdered && panel == 0) {
                         if (turn > 0) pass_turn(turn - 1);
@@ -278,18 +354,6 @@ __global__ __launch_bounds__(Shape::kThreads, 1) void backward(  // tensors as t
                                                           queries.advance(QTile::row_step(n)), true);
         ptx::wgmma_commit();
     };
-    // P or dS to shared memory, queries by keys.
-    const auto share = [&](const std::uint32_t(&a)[kN][4], ScoreTile& to) {
-#pragma unroll
-        for (int n = 0; n < kN; ++n)
-            ptx::stmatrix<true>(a[n], to.chunk(own_query + 16 * n + lane / 16 * 8 + lane % 8, row0 + lane / 8 % 2 * 8));
-    };
-    // LSE or D of this lane's queries: 16n + 2t, the next one, and those eight further.
-    const auto load_statistics = [&](float4(&of_rows)[kN], const float* from) {
-#pragma unroll
-        for (int n = 0; n < kN; ++n) of_rows[n] = simt::load_shared_16<float4>(from + own_query + 16 * n + 4 * t);
-    };
-
     const auto step = [&]<bool kMasked>(int turn, int i0) {
         const int slot = turn % kSlots, ds_slot = turn % kDsSlots;
         const unsigned parity = parity_of(turn, kSlots);
@@ -299,56 +363,28 @@ __global__ __launch_bounds__(Shape::kThreads, 1) void backward(  // tensors as t
 
         ptx::mbarrier_wait(smem.q_full[slot], parity);
         start_product(x, Ks, Qs.advance(slot * QTile::kBytes));
-        load_statistics(of_rows, smem.statistics[slot]);
+        load_statistics(of_rows, smem.statistics[slot] + own_query, t);
         ptx::wgmma_wait<0>();
         ptx::keep_in_place(x);
-        // P^T = 2^(c S^T - LSE) with c = scale * log2(e).
-#pragma unroll
-        for (int n = 0; n < kN; ++n) {
-            const float lse[] = {of_rows[n].x, of_rows[n].y, of_rows[n].z, of_rows[n].w};
-#pragma unroll
-            for (int half = 0; half < 2; ++half)
-#pragma unroll
-                for (int r = 0; r < 2; ++r) {
-                    float y[2];
-#pragma unroll
-                    for (int e = 0; e < 2; ++e) {
-                        y[e] = scale_log2 * x[8 * n + 4 * half + 2 * r + e] - lse[2 * half + e];
-                        if constexpr (kMasked) {
-                            const int key = j1 + row0 + 8 * r + g, query = i0 + own_query + 16 * n + 8 * half + 2 * t + e;
-                            if (key >= Nkv || mask.hides(query, key)) y[e] = -INFINITY;
-                        }
-                    }
-                    p[n][2 * half + r] = ptx::pack<T>(ptx::ex2_approx_ftz(y[0]), ptx::ex2_approx_ftz(y[1]));
-                }
-        }
+        exponentials<T, kMasked>(p, x, of_rows, scale_log2, [&](int key, int query) {
+            key += j1 + row0 + g, query += i0 + own_query + 2 * t;
+            return key >= Nkv || mask.hides(query, key);
+        });
         if constexpr (kSplit > 1) {
             sync_sharers();  // nobody multiplies with P and dS of the turn before any more
-            share(p, smem.p);
+            share(p, smem.p, own_query, row0, lane);
         }
 
         ptx::mbarrier_wait(smem.do_full[slot], parity);
         start_product(x, Vs, dOs.advance(slot * QTile::kBytes));
         if constexpr (kSplit == 1) start_sum(dv, p, dO_rows.advance(slot * QTile::kBytes));
-        load_statistics(of_rows, smem.statistics[slot] + Br);
+        load_statistics(of_rows, smem.statistics[slot] + Br + own_query, t);
         ptx::wgmma_wait<kSplit == 1 ? 1 : 0>();  // dP is there, dV not yet
         ptx::keep_in_place(x);
-        // dS^T = P^T o (dP^T - D)
-#pragma unroll
-        for (int n = 0; n < kN; ++n) {
-            const float row_sum[] = {of_rows[n].x, of_rows[n].y, of_rows[n].z, of_rows[n].w};
-#pragma unroll
-            for (int half = 0; half < 2; ++half)
-#pragma unroll
-                for (int r = 0; r < 2; ++r) {
-                    const float2 weight = ptx::unpack<T>(p[n][2 * half + r]);
-                    const float* const dp = x + 8 * n + 4 * half + 2 * r;
-                    ds[n][2 * half + r] = ptx::pack<T>(weight.x * (dp[0] - row_sum[2 * half]), weight.y * (dp[1] - row_sum[2 * half + 1]));
-                }
-        }
+        score_gradients<T>(ds, p, x, of_rows);
         // dS to the warpgroup that makes dQ.
         ptx::mbarrier_wait(smem.ds_empty[ds_slot], parity_of(turn, kDsSlots) ^ 1);
-        share(ds, smem.ds[ds_slot][tile]);
+        share(ds, smem.ds[ds_slot][tile], own_query, row0, lane);
         ptx::fence_proxy_async();  // wgmmas of others shall see what this thread wrote
         __syncwarp();              // and what the others of the warp did
         if (lane == 0) ptx::mbarrier_arrive(smem.ds_full[ds_slot]);
@@ -377,13 +413,7 @@ __global__ __launch_bounds__(Shape::kThreads, 1) void backward(  // tensors as t
     // dV and dK through the memory of V, from where TMA takes them.
     const auto store = [&](const float(&sum)[kColumns / 2], const TensorMap& map, float factor) {
         sync_sharers();  // no warp still multiplies with V, and TMA has read what lay there
-#pragma unroll
-        for (int k = 0; k < kColumns / 16; ++k) {
-            std::uint32_t tiles[4];  // 8 x 8 each: keys 0-7 and 8-15 of the left columns, then of the right ones
-#pragma unroll
-            for (int e = 0; e < 4; ++e) tiles[e] = ptx::pack<T>(sum[8 * k + 2 * e] * factor, sum[8 * k + 2 * e + 1] * factor);
-            ptx::stmatrix(tiles, smem.v[tile].chunk(row0 + lane % 16, column + 16 * k + lane / 16 * 8));
-        }
+        store_sums<T>(sum, factor, smem.v[tile], row0, column, lane);
         ptx::fence_proxy_async();  // TMA shall see what this thread wrote
         sync_sharers();            // and what the others did
         if (speaks && wg % kSplit == 0 && j1 < Nkv) {

@@ -117,5 +117,7 @@ Variant fp8_variant();
 
 /// 06e. @param forward what they follow, where O and LSE are not given
 std::vector<BackwardVariant> backward_variants(void (*forward)(Forward&));
+/// 06f, likewise.
+BackwardVariant exchange_variant(void (*forward)(Forward&));
 
 }  // namespace step06

@@ -79,6 +79,12 @@ Movement pingpong_moves(const Problem& p, const Device&) {
     return q_parallel_movement(p, with_pingpong_shape(p.head_dim, [&]<class S>() { return Tiles{S::Br, S::Bc}; }), true);
 }
 
+std::vector<BackwardVariant> all_backward_variants() {
+    std::vector<BackwardVariant> variants = backward_variants(forward_pingpong);
+    variants.push_back(exchange_variant(forward_pingpong));
+    return variants;
+}
+
 std::size_t no_workspace(const Problem&, const Device&) { return 0; }
 
 }  // namespace
@@ -91,7 +97,7 @@ const Stage& stage() {
                      {"06b", "pingpong", pingpong_refuses, forward_pingpong, pingpong_moves, no_workspace, tensor_16bit},
                      vote_first_variant(),
                      fp8_variant()},
-        .backward = backward_variants(forward_pingpong),
+        .backward = all_backward_variants(),
     };
     return the_stage;
 }

@@ -103,7 +103,11 @@
     X(statistics_not_announced)           \
     X(ds_product_of_one_warpgroup)        \
     X(scores_not_shared_in_time)          \
-    X(turn_not_passed_on)
+    X(turn_not_passed_on)                 \
+    X(peer_ds_not_awaited)                \
+    X(peer_ds_overwritten)                \
+    X(peer_not_told)                      \
+    X(ds_sent_too_early)
 
 #define DECLARE(name)               \
     namespace name {                \
@@ -760,6 +764,28 @@ TEST(WrongKernels, TurnNotPassedOn) {
     expect_told_with_given_forward(
         turn_not_passed_on::stage(), "06e-det", ten_turns(),
         "deadlock in backward: .* waits for dQ_turn to become 1, it is 0, and all blocks that began before have");
+}
+
+// ---- 06f ----
+
+/// Three blocks of queries, and a cluster of two blocks of keys.
+void expect_told_of_06f(const Stage& stage, const std::string& pattern) {
+    const Problem p{.batch = 1, .heads = 1, .kv_heads = 1, .seq = 200, .kv_seq = 140, .head_dim = 128, .dtype = DType::f16};
+    expect_told_with_given_forward(stage, "06f", p, pattern);
+}
+
+TEST(WrongKernels, PeerDsNotAwaited) {
+    expect_told_of_06f(peer_ds_not_awaited::stage(), "cp.async.bulk in exchange: .* while a wgmma or a store by TMA has yet to read it");
+}
+TEST(WrongKernels, PeerDsOverwritten) {
+    expect_told_of_06f(peer_ds_overwritten::stage(), "barrier ds_empty completes phase 1 and nobody has waited for the phase before it");
+}
+TEST(WrongKernels, PeerNotTold) {
+    expect_told_of_06f(peer_not_told::stage(), "256 wait at barrier ds_empty, waiting for phase 0 \\(1 of 2 arrivals missing\\)");
+}
+TEST(WrongKernels, DsSentTooEarly) {
+    expect_told_of_06f(ds_sent_too_early::stage(),
+                       "race in exchange: .* reads shared memory.*, which .* wrote, and no barrier lies between");
 }
 
 }  // namespace

@@ -246,7 +246,7 @@ std::size_t Block::bulk_offset(const char* operation, const TensorMap& map, cons
 }
 
 void Block::start_bulk_load(const TensorMap& map, const std::array<int, 5>& at, void* to, MbarrierHandle* barrier, unsigned mask) {
-    const std::size_t bytes = map.box_bytes(), offset = bulk_offset("TMA load", map, to);
+    const std::size_t offset = bulk_offset("TMA load", map, to);
     if (!mask || mask >> cluster_.size())
         throw Error("TMA load: multicast to blocks " + std::to_string(mask) + " (mask) of a cluster of " + std::to_string(cluster_.size()) +
                     ", by " + whereabouts());
@@ -255,38 +255,78 @@ void Block::start_bulk_load(const TensorMap& map, const std::array<int, 5>& at, 
         if (!(mask >> r & 1u)) continue;
         Block& target = cluster_.block(r);
         auto* const handle = static_cast<MbarrierHandle*>(peer_address("TMA load", barrier, r));
-        BulkCopy load{map, at, static_cast<std::uint32_t>(offset), &target, &mbarrier("TMA load", handle), self_->linear, {}};
-        if (!load.barrier->announced)
-            throw Error("TMA load: barrier " + load.barrier->name + " was initialised without a fence_mbarrier_init() after it, by " +
-                        whereabouts());
-        for (std::size_t word = offset; word < offset + bytes; word += kWord) {
-            Shadow& cell = target.shadow_[word];
-            target.refuse_in_flight("TMA load", word, "overwrites");
-            target.refuse_async_readers("TMA load", word);
-            if (&target == this) check_shared_write(cell, "memory", static_cast<int>(word), -1);
-            cell.in_flight = Shadow::InFlight::tma;
-            cell.writer = static_cast<std::uint16_t>(self_->linear);
-            cell.write_time = cell.read_time = 0;
-        }
-        std::memset(target.shared_memory() + offset, 0xff, bytes);
-        cluster_.start_load(std::move(load));
+        begin_landing("TMA load", {map, at, static_cast<std::uint32_t>(offset), &target, &mbarrier("TMA load", handle), self_->linear, {}});
     }
 }
 
+void Block::start_peer_copy(void* to, const void* from, int bytes, MbarrierHandle* barrier, unsigned rank) {
+    constexpr const char* kName = "cp.async.bulk";
+    if (bytes <= 0 || bytes % static_cast<int>(kChunk))
+        throw Error(std::string(kName) + ": " + std::to_string(bytes) + " bytes: multiples of 16 are accepted, by " + whereabouts());
+    if (rank == rank_)
+        throw Error(std::string(kName) + ": block " + std::to_string(rank) +
+                    " of the cluster copies to itself: another block is accepted, by " + whereabouts());
+    TensorMap piece;
+    piece.rank = piece.element = 1;
+    piece.box[0] = bytes;
+    const std::size_t offset = bulk_offset(kName, piece, from), count = piece.box_bytes();
+    BulkCopy copy{piece, {}, static_cast<std::uint32_t>(bulk_offset(kName, piece, to)), nullptr, nullptr, self_->linear, {}};
+    copy.barrier = &mbarrier(kName, static_cast<MbarrierHandle*>(peer_address(kName, barrier, rank)));
+    copy.block = &cluster_.block(rank);
+    copy.source = this;
+    copy.from = static_cast<std::uint32_t>(offset);
+    check_async_read(kName, offset, count);
+    for (std::size_t word = offset; word < offset + count; word += kWord) ++shadow_[word].async_readers;
+    begin_landing(kName, std::move(copy));
+}
+
+void Block::begin_landing(const char* operation, BulkCopy copy) {
+    Block& target = *copy.block;
+    if (!copy.barrier->announced)
+        throw Error(std::string(operation) + ": barrier " + copy.barrier->name +
+                    " was initialised without a fence_mbarrier_init() after it, by " + whereabouts());
+    const std::size_t bytes = copy.map.box_bytes();
+    for (std::size_t word = copy.shared; word < copy.shared + bytes; word += kWord) {
+        Shadow& cell = target.shadow_[word];
+        target.refuse_in_flight(operation, word, "overwrites");
+        target.refuse_async_readers(operation, word);
+        if (&target == this) check_shared_write(cell, "memory", static_cast<int>(word), -1);
+        cell.in_flight = copy.source ? Shadow::InFlight::peer : Shadow::InFlight::tma;
+        cell.writer = static_cast<std::uint16_t>(self_->linear);
+        cell.write_time = cell.read_time = 0;
+    }
+    std::memset(target.shared_memory() + copy.shared, 0xff, bytes);
+    cluster_.start_load(std::move(copy));
+}
+
 void Block::land(BulkCopy& load) {
-    const auto row_bytes = static_cast<std::size_t>(load.map.box[0] * load.map.element);
-    std::vector<char> row(row_bytes);
-    for_each_row(load.map, load.at, [&](std::size_t offset, const char* global, std::size_t first, std::size_t last) {
-        std::fill(row.begin(), row.end(), 0);
-        if (global) std::memcpy(row.data() + first, global, last - first);
-        for (std::size_t c = 0; c < row_bytes; c += kChunk)
-            std::memcpy(shared_memory() + swizzled(load.shared + static_cast<std::uint32_t>(offset + c), load.map.span), row.data() + c,
-                        kChunk);
-    });
     const std::size_t bytes = load.map.box_bytes();
+    if (load.source) {
+        load.source->hand_over(load, shared_memory() + load.shared);
+    } else {
+        const auto row_bytes = static_cast<std::size_t>(load.map.box[0] * load.map.element);
+        std::vector<char> row(row_bytes);
+        for_each_row(load.map, load.at, [&](std::size_t offset, const char* global, std::size_t first, std::size_t last) {
+            std::fill(row.begin(), row.end(), 0);
+            if (global) std::memcpy(row.data() + first, global, last - first);
+            for (std::size_t c = 0; c < row_bytes; c += kChunk)
+                std::memcpy(shared_memory() + swizzled(load.shared + static_cast<std::uint32_t>(offset + c), load.map.span), row.data() + c,
+                            kChunk);
+        });
+    }
     for (std::size_t word = load.shared; word < load.shared + bytes; word += kWord) shadow_[word].in_flight = Shadow::InFlight::nothing;
     load.barrier->bytes -= static_cast<long long>(bytes);
     complete_if_full(*load.barrier);
+}
+
+void Block::hand_over(const BulkCopy& copy, std::byte* to) {
+    const std::size_t bytes = copy.map.box_bytes();
+    if (!live_)
+        throw Error("cp.async.bulk in " + std::string(launch_->kernel) + ": block " + std::to_string(rank_) +
+                    " of the cluster has ended before the copy to another block that its thread " + std::to_string(copy.issuer) +
+                    " started had read its shared memory: is a cluster_sync() missing?");
+    std::memcpy(to, shared_memory() + copy.from, bytes);
+    for (std::size_t word = copy.from; word < copy.from + bytes; word += kWord) --shadow_[word].async_readers;
 }
 
 void Block::start_bulk_store(const TensorMap& map, const std::array<int, 5>& at, const void* from, bool adds) {

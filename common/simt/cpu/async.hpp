@@ -64,7 +64,7 @@ struct NamedBarrier {
 };
 
 /// A tensor in global memory and the box that a copy moves of it. Dimension 0 is the innermost. Of rank 1 are the stretches of memory
-/// of a cp.reduce.async.bulk, which has no map.
+/// of cp.async.bulk and cp.reduce.async.bulk, which have no map.
 struct TensorMap {
     char* base = nullptr;
     int rank = 0;
@@ -90,16 +90,18 @@ inline std::uint32_t swizzled(std::uint32_t address, int span) {
     return address ^ ((address >> 3) & (chunks << 4));
 }
 
-/// One cp.async.bulk.tensor or cp.reduce.async.bulk.
+/// One cp.async.bulk.tensor, cp.async.bulk or cp.reduce.async.bulk.
 struct BulkCopy {
     TensorMap map;
     std::array<int, 5> at{};
     std::uint32_t shared = 0;         ///< offset in the block's shared memory
     Block* block = nullptr;           ///< whose memory it is
-    Mbarrier* barrier = nullptr;      ///< of loads
+    Mbarrier* barrier = nullptr;      ///< of loads, and of copies to another block
     unsigned issuer = 0;              ///< thread, for messages
     std::vector<std::byte> snapshot;  ///< of stores: what was read, and is yet to be written
     bool adds = false;                ///< floats to those in global memory
+    Block* source = nullptr;          ///< of copies to another block: whose memory is read,
+    std::uint32_t from = 0;           ///< and where
 };
 
 /// One wgmma.mma_async as one thread issued it.

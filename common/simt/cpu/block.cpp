@@ -356,16 +356,20 @@ std::size_t Block::shared_offset(const char* operation, const void* at, std::siz
 void Block::refuse_in_flight(const char* operation, std::size_t offset, const char* access) const {
     const Shadow& cell = shadow_[offset];
     if (cell.in_flight == Shadow::InFlight::nothing) return;
-    const bool tma = cell.in_flight == Shadow::InFlight::tma;
-    throw Error(std::string(operation) + " in " + launch_->kernel + ": " + whereabouts() + " " + access + " shared memory(" +
-                std::to_string(offset) + ") while the " + (tma ? "TMA load" : "cp.async") + " that thread " + std::to_string(cell.writer) +
+    const bool tma = cell.in_flight != Shadow::InFlight::cp_async, peer = cell.in_flight == Shadow::InFlight::peer;
+    throw Error(std::string(operation) + " in " + launch_->kernel + ": " + block().whereabouts() + " " + access + " shared memory(" +
+                std::to_string(offset) + ") while the " +
+                (peer  ? "cp.async.bulk"
+                 : tma ? "TMA load"
+                       : "cp.async") +
+                " that thread " + std::to_string(cell.writer) + (peer ? " of another block" : "") +
                 " started to it is still under way: is " +
                 (tma ? "an mbarrier_wait() missing?" : "a cp_async_wait() missing, or does it leave too many groups pending?"));
 }
 
 void Block::refuse_async_readers(const char* operation, std::size_t offset) const {
     if (shadow_[offset].async_readers)
-        throw Error(std::string(operation) + " in " + launch_->kernel + ": " + whereabouts() + " writes shared memory(" +
+        throw Error(std::string(operation) + " in " + launch_->kernel + ": " + block().whereabouts() + " writes shared memory(" +
                     std::to_string(offset) + ") while a wgmma or a store by TMA has yet to read it: is a wait missing?");
 }
 

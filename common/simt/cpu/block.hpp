@@ -94,11 +94,11 @@ struct Warp {
 
 /// Who touched an element of shared memory last (see SharedTile).
 struct Shadow {
-    enum class InFlight : std::uint8_t { nothing, cp_async, tma };
+    enum class InFlight : std::uint8_t { nothing, cp_async, tma, peer };
     std::uint32_t write_time = 0, read_time = 0;              // of the cluster; 0: never touched
     std::uint16_t writer = 0, reader = 0;                     // thread, or kLanesOfWarp | warp, or kManyWarps
     InFlight in_flight = InFlight::nothing;                   // under way to it
-    std::uint16_t async_readers = 0;                          // wgmmas and stores by TMA that may still read it
+    std::uint16_t async_readers = 0;                          // wgmmas, stores by TMA and copies to other blocks that may still read it
     std::uint16_t write_warp_epoch = 0, read_warp_epoch = 0;  // __syncwarp()s of that thread's warp by then
 
     static constexpr std::uint16_t kLanesOfWarp = 0x8000;
@@ -192,6 +192,8 @@ public:
     void start_bulk_load(const TensorMap& map, const std::array<int, 5>& at, void* to, MbarrierHandle* barrier, unsigned mask);
     /// Begins a store of a box, whose bytes are read late. @param adds floats are added to those in global memory
     void start_bulk_store(const TensorMap& map, const std::array<int, 5>& at, const void* from, bool adds = false);
+    /// Begins a copy to the same place of the shared memory of block `rank`: poisons it; the bytes are read and land late.
+    void start_peer_copy(void* to, const void* from, int bytes, MbarrierHandle* barrier, unsigned rank);
     void commit_bulk();
     /// Waits until all but the latest `pending` groups have been read, and (written) arrived in global memory.
     void wait_for_bulk(std::size_t pending, bool written);
@@ -245,6 +247,7 @@ private:
     void leave(Rendezvous& place);
     std::string deadlock_report() const;
     std::string waiting_at(const Thread& thread) const;
+    /// Of this block's memory, to the running thread of any block of the cluster.
     void refuse_in_flight(const char* operation, std::size_t offset, const char* access) const;
     void refuse_async_readers(const char* operation, std::size_t offset) const;
     /// Where in shared memory a bulk copy begins. @throws Error where it may not
@@ -254,6 +257,10 @@ private:
     Mbarrier& mbarrier(const char* operation, const MbarrierHandle* at);
     void complete_if_full(Mbarrier& barrier);
     bool read_store(BulkCopy& store);
+    /// Poisons the destination of a copy, which lands late.
+    void begin_landing(const char* operation, BulkCopy copy);
+    /// What a copy to another block reads of this one. @throws Error where this block has ended
+    void hand_over(const BulkCopy& copy, std::byte* to);
     /// After each counted access: lets the other lanes catch up from time to time.
     void note_counted_access();
     /// Charges what of a TMA's box lies inside the tensor.

@@ -67,9 +67,9 @@ void Cluster::run_threads() {
         if (arrived_) complete_barrier();  // who has returned is not waited for
     }
     if (!loads_.empty())
-        throw Error("TMA load in " + std::string(launch_->kernel) + ": thread " + std::to_string(loads_.front().issuer) +
-                    " started a load that announces itself to barrier " + loads_.front().barrier->name +
-                    ", and its block has ended without waiting for it");
+        throw Error((loads_.front().source ? "cp.async.bulk in " : "TMA load in ") + std::string(launch_->kernel) + ": thread " +
+                    std::to_string(loads_.front().issuer) + " started a load that announces itself to barrier " +
+                    loads_.front().barrier->name + ", and its block has ended without waiting for it");
 }
 
 Block* Cluster::next_block() {

@@ -1,0 +1,68 @@
+/// @file
+/// What the host sides of 06e and of 06f share.
+#pragma once
+
+#include "06_hopper/around_backward.cuh"
+#include "06_hopper/host.hpp"
+
+#include <array>
+
+namespace step06 {
+
+/// Blocks of queries of a head.
+template <class S>
+int query_blocks(const Problem& p) {
+    return (p.seq + S::Br - 1) / S::Br;
+}
+
+/// One for each warp that adds to a block of queries.
+template <class S>
+std::size_t counters_of(const Problem& p) {
+    return static_cast<std::size_t>(p.batch) * p.heads * query_blocks<S>(p) * 4;
+}
+
+/// Launches what is before and after a backward kernel, and calls `kernel` with the map of LSE_D, with dQ_acc and dQ_turn in between.
+template <class T, class S, bool kOrdered, class F>
+void launch_around(Backward& args, F&& kernel) {
+    const Problem& p = args.problem;
+    const int blocks = query_blocks<S>(p);
+    const std::array<int, 4> statistics = {p.batch, p.heads, blocks, 2 * S::Br}, sums = {p.batch, p.heads, blocks, S::Br * S::D};
+    const std::size_t all_rows = static_cast<std::size_t>(p.batch) * p.heads * blocks * S::Br;
+    float* const lse_d = args.workspace.get<float>("LSE_D", 2 * all_rows);
+    float* const dq = args.workspace.get<float>("dQ_acc", all_rows * S::D);
+    const std::array<int, 4> counters = {p.batch, p.heads, blocks, 4};
+    const auto dQ_turn = simt::packed_view<std::uint32_t, 4>(
+        "dQ_turn", args.workspace.get<std::uint32_t>("dQ_turn", kOrdered ? counters_of<S>(p) : 0), counters);
+    const auto by_rows = [&](const char* name, int rows, int rows_of_block) -> simt::LaunchConfig {
+        return {.name = name,
+                .grid = dim3((rows + rows_of_block - 1) / rows_of_block, p.heads, p.batch),
+                .block = kRowThreads,
+                .exec = &args.exec};
+    };
+    launch(prepare<T, S, kOrdered>, by_rows("prepare", blocks * S::Br, kRowsOfBlock<S::D>),  //
+           args.O<T>(), args.dO<T>(), args.LSE(), simt::packed_view<float, 4>("LSE_D", lse_d, statistics),
+           simt::packed_view<float, 4>("dQ_acc", dq, sums), dQ_turn);
+    kernel(ptx::make_tensor_map<const float, 2>("LSE_D", lse_d, {2 * S::Br, static_cast<long long>(p.batch) * p.heads * blocks},
+                                                {2 * S::Br}, {2 * S::Br, 1}, ptx::Swizzle::none),
+           simt::packed_view<float, 4>("dQ_acc", dq, sums), dQ_turn);
+    launch(finish<T, S>, by_rows("finish", p.seq, 2 * kRowsOfBlock<S::D>),  //
+           simt::packed_view<const float, 4>("dQ_acc", dq, sums), args.dQ<T>(), p.scale());
+}
+
+/// @throws Refused where a tensor is not where TMA can take it
+inline void require_16_byte_rows(const std::string& variant, const Backward& args) {
+    const std::pair<const char*, const TensorRef&> tensors[] = {{"Q", args.q},    {"K", args.k},   {"V", args.v},   {"O", args.o},
+                                                                {"dO", args.d_o}, {"dQ", args.dq}, {"dK", args.dk}, {"dV", args.dv}};
+    for (const auto& [name, t] : tensors) workbook::require_16_byte_rows(variant, name, t, "variants 05a and 05b take any");
+}
+
+/// LSE.
+inline std::size_t saved_for_backward(const Problem& p, const Device&) { return static_cast<std::size_t>(p.rows()) * sizeof(float); }
+
+/// dQ_acc; LSE and D; dQ_turn.
+template <class S>
+std::size_t backward_workspace(const Problem& p, bool ordered) {
+    return (static_cast<std::size_t>(p.batch) * p.heads * query_blocks<S>(p) * S::Br * (S::D + 2) + ordered * counters_of<S>(p)) * 4;
+}
+
+}  // namespace step06
