@@ -1,13 +1,14 @@
 # A stage cut down to one type and one shape. To show a mistake that is enough, and each further one costs seconds of compile time.
 
-# workbook_one_shape(<variable> <NN>): the variable holds stage.cu of stage NN. `shared_keys` may name the shape of 05c: its fields are
-# D, Br, queries at a time, warps, 16-key tiles of a warp, warps that share keys.
-function(workbook_one_shape variable number)
+# workbook_one_shape(<variable> <NN> <source>): the variable holds stage.cu of stage NN, or fp8.cu of stage 06. `shared_keys` may name the
+# shape of 05c: its fields are D, Br, queries at a time, warps, 16-key tiles of a warp, warps that share keys. Variants of 06 that have a
+# source of their own are left out; where `with_fp8` is set, 06d stays.
+function(workbook_one_shape variable number source)
   set(text "${${variable}}")
   macro(cut find replace)
     string(FIND "${text}" "${find}" position)
     if(position EQUAL -1)
-      message(WARNING "stage.cu of stage ${number} no longer holds: ${find}; cmake/OneShape.cmake leaves more shapes than one")
+      message(WARNING "${source} of stage ${number} no longer holds: ${find}; cmake/OneShape.cmake leaves more shapes than one")
     endif()
     string(REPLACE "${find}" "${replace}" text "${text}")
   endmacro()
@@ -46,6 +47,10 @@ function(workbook_one_shape variable number)
     cut("if (p.head_dim == 64) return f.template operator()<Shape<64, 64, 32, 4, 2, 1>>();" "")
     cut("Shape<128, 64, 32, 8, 2, 2>" "Shape<${shared_keys}>")
     cut("Shape<128, 64, 32, 4, 2, 2>" "Shape<${shared_keys}>")
+  elseif(source STREQUAL "fp8.cu")
+    cut("case 64: return f.template operator()<Fp8Shape<64, 4, 4, 24, 112>>();" "")
+    cut("case 128: return f.template operator()<Fp8Shape<128, 3, 4, 32, 160>>();" "")
+    cut("Fp8Shape<256, 2, 2, 24, 240>" "Fp8Shape<64, 4, 4, 24, 112>")
   elseif(number STREQUAL "06")
     cut("case 64: return f.template operator()<Shape<64, 128, 2>>();" "")
     cut("case 128: return f.template operator()<Shape<128, 96, 2>>();" "")
@@ -55,8 +60,11 @@ function(workbook_one_shape variable number)
     cut("default: return f.template operator()<PingpongShape<256, 80>>();"
         "default: return f.template operator()<PingpongShape<64, 128>>();")
     cut(",
-                     vote_first_variant(),
+                     vote_first_variant()" "")
+    if(NOT with_fp8)
+      cut(",
                      fp8_variant()" "")
+    endif()
     cut("std::vector<BackwardVariant> all_backward_variants() {
     std::vector<BackwardVariant> variants = backward_variants(forward_pingpong);
     variants.push_back(exchange_variant(forward_pingpong));
@@ -65,6 +73,14 @@ function(workbook_one_shape variable number)
 " "")
     cut("        .backward = all_backward_variants(),
 " "")
+  elseif(number STREQUAL "a")
+    foreach(shape "64, 1, 2" "64, 2, 2" "128, 1, 1" "128, 1, 2" "128, 2, 2")
+      cut("Shape<${shape}>" "Shape<64, 1, 1>")
+    endforeach()
+    cut("    else
+        f.template operator()<__nv_bfloat16>();" "")
+  endif()
+  if(number STREQUAL "06") # float16 alone
     cut("namespace {
 " "namespace {
 
@@ -73,13 +89,7 @@ void with_f16(const std::string&, workbook::Forward&, F&& run) {
     run.template operator()<__half>();
 }
 ")
-    cut("with_tensors(variant, args," "with_f16(variant, args,")
-  elseif(number STREQUAL "a")
-    foreach(shape "64, 1, 2" "64, 2, 2" "128, 1, 1" "128, 1, 2" "128, 2, 2")
-      cut("Shape<${shape}>" "Shape<64, 1, 1>")
-    endforeach()
-    cut("    else
-        f.template operator()<__nv_bfloat16>();" "")
+    cut("with_tensors(" "with_f16(")
   endif()
   if(number MATCHES "^0[45]$") # float16 alone of what tensor cores multiply
     cut("    else

@@ -273,13 +273,6 @@ inline void check_rows_that_see_nothing(const Tested& tested) {
     EXPECT_TRUE(std::isfinite(run.result.lse[70]));
 }
 
-/// Uploads values as elements of a type, and rounds them to it.
-inline void upload_rounded(DeviceBuffer& buffer, DType type, std::vector<float>& values) {
-    const HostTensor rounded = HostTensor::from_float(type, {static_cast<long long>(values.size())}, values);
-    buffer.upload(rounded.bytes.data(), rounded.bytes.size());
-    values = rounded.to_float();
-}
-
 /// All logits of every row far below zero: a maximum that starts at 0 instead of -infinity would lose them.
 inline void check_very_negative_logits(const Tested& tested) {
     const Problem p{.batch = 1,

@@ -1,5 +1,7 @@
 // e4m3 on the host: rounding, scales, rotation, and what the ways of scaling are worth.
 #include "attention/compare.hpp"
+#include "attention/diagnose.hpp"
+#include "attention/diagnose_fp8.hpp"
 #include "attention/fp8.hpp"
 #include "host_inputs.hpp"
 
@@ -132,6 +134,28 @@ TEST(Fp8, SmallerBlocksAndRotationHelpAgainstOutliers) {
     for (std::vector<float>* x : {&outliers.q, &outliers.k})
         for (std::size_t e = 0; e < x->size(); e += 501) (*x)[e] = 30;
     EXPECT_LT(rms_error(p, outliers, Shares::block, true), 0.8 * rms_error(p, outliers, Shares::block, false));
+}
+
+TEST(Fp8, DiagnosesOnlyWhatIsWrongWithTheScales) {
+    const Problem p{.batch = 1, .heads = 2, .kv_heads = 1, .seq = 40, .kv_seq = 100, .head_dim = 64, .dtype = DType::f16};
+    HostInputs in(p, 4);
+    for (float& x : in.v) x *= 1000;
+    const ReferenceRows want = reference_forward(p, in.q, in.k, in.v), plain = plain_fp8_forward(p, in.q, in.k, in.v, {});
+    const auto told = [&](const ReferenceRows& rows, auto&& change) {
+        Result got{{rows.o.begin(), rows.o.end()}, {rows.lse.begin(), rows.lse.end()}, {}, {}};
+        change(got);
+        return std::pair(diagnose_fp8(p, in.q, in.k, in.v, want, plain, got), diagnose(p, in.q, in.k, in.v, want, plain, got));
+    };
+    const auto as_it_is = [](Result&) {};
+    EXPECT_EQ(told(plain, as_it_is).first, "");
+    const ScalingRule unscaled = [](float, float factor) { return Scaling{factor, 1.0f}; };
+    const auto cut_off = told(fp8_forward(p, in.q, in.k, in.v, {}, Shares::block, false, unscaled), as_it_is);
+    EXPECT_NE(cut_off.first.find("beyond 448 were cut off"), std::string::npos) << cut_off.first;
+    const auto another = told(plain, [](Result& got) {
+        for (float& x : got.lse) x *= 1.44269504f;
+    });
+    EXPECT_NE(another.first.find("LSE is wrong"), std::string::npos) << another.first;
+    EXPECT_EQ(another.first, another.second);
 }
 
 }  // namespace

@@ -22,8 +22,8 @@ std::uint8_t to_e4m3(float x) { return std::isfinite(x) ? __nv_cvt_float_to_fp8(
 
 /// A tensor in e4m3 and back.
 std::vector<float> rounded_to_e4m3(std::span<const float> x, int batch, int heads, int rows, int dim, const Strides& strides, Shares shares,
-                                   float factor) {
-    const E4m3Tensor tensor = quantise_e4m3(x, batch, heads, rows, dim, strides, shares, factor);
+                                   float factor, ScalingRule rule) {
+    const E4m3Tensor tensor = quantise_e4m3(x, batch, heads, rows, dim, strides, shares, factor, rule);
     std::vector<float> values(x.size());
     const int blocks = (rows + kRowsOfBlock - 1) / kRowsOfBlock;
     for (int b = 0; b < batch; ++b)
@@ -39,8 +39,13 @@ std::vector<float> rounded_to_e4m3(std::span<const float> x, int batch, int head
 
 }  // namespace
 
+Scaling largest_is_448(float largest, float factor) {
+    const float scale = std::max(std::abs(factor) * largest / 448.0f, 0x1p-96f);
+    return {factor / scale, scale};
+}
+
 E4m3Tensor quantise_e4m3(std::span<const float> x, int batch, int heads, int rows, int dim, const Strides& strides, Shares shares,
-                         float factor) {
+                         float factor, ScalingRule rule) {
     if (x.size() != static_cast<std::size_t>(batch) * heads * rows * dim)
         throw InvalidArgument("x has " + std::to_string(x.size()) + " elements; the shape says " +
                               std::to_string(static_cast<long long>(batch) * heads * rows * dim));
@@ -55,16 +60,18 @@ E4m3Tensor quantise_e4m3(std::span<const float> x, int batch, int heads, int row
                         f(static_cast<std::size_t>(b * strides[0] + h * strides[1] + i * strides[2] + c),
                           (static_cast<std::size_t>(b) * heads + h) * blocks + i / kRowsOfBlock);
     };
-    std::vector<float>& scales = result.scales;
+    std::vector<float>& scales = result.scales;  // at first the largest magnitudes
+    std::vector<float> multipliers(scales.size());
     for_all([&](std::size_t at, std::size_t block) {
         if (std::isfinite(x[at])) scales[block] = std::max(scales[block], std::abs(x[at]));
     });
     const std::size_t together = shares == Shares::tensor ? scales.size() : shares == Shares::head ? static_cast<std::size_t>(blocks) : 1;
-    for (auto first = scales.begin(); first != scales.end(); first += static_cast<std::ptrdiff_t>(together)) {
-        const auto last = first + static_cast<std::ptrdiff_t>(together);
-        std::fill(first, last, std::max(std::abs(factor) * *std::max_element(first, last) / 448.0f, 0x1p-96f));
+    for (std::size_t first = 0; first < scales.size(); first += together) {
+        const auto [multiplier, scale] = rule(*std::max_element(&scales[first], &scales[first] + together), factor);
+        std::fill_n(&multipliers[first], together, multiplier);
+        std::fill_n(&scales[first], together, scale);
     }
-    for_all([&](std::size_t at, std::size_t block) { result.elements[at] = to_e4m3(x[at] * (factor / scales[block])); });
+    for_all([&](std::size_t at, std::size_t block) { result.elements[at] = to_e4m3(x[at] * multipliers[block]); });
     return result;
 }
 
@@ -87,20 +94,21 @@ void rotate_rows(std::span<float> x, int d, std::uint64_t seed) {
 }
 
 ReferenceRows fp8_forward(const Problem& problem, std::span<const float> q, std::span<const float> k, std::span<const float> v,
-                          std::span<const long long> rows, Shares shares, bool rotated) {
+                          std::span<const long long> rows, Shares shares, bool rotated, ScalingRule rule) {
     check(problem);
     std::vector<float> turned[2] = {{q.begin(), q.end()}, {k.begin(), k.end()}};
     if (rotated)
         for (std::vector<float>& x : turned) rotate_rows(x, problem.head_dim, 1);
     const auto of_keys = [&](std::span<const float> x) {
-        return rounded_to_e4m3(x, problem.batch, problem.kv_heads, problem.kv_seq, problem.head_dim, problem.kv_strides(), shares, 1.0f);
+        return rounded_to_e4m3(x, problem.batch, problem.kv_heads, problem.kv_seq, problem.head_dim, problem.kv_strides(), shares, 1.0f,
+                               rule);
     };
     const std::vector<float> k8 = of_keys(turned[1]), v8 = of_keys(v);
     // Scores come in units of log 2.
     Problem in_log2 = problem;
     in_log2.softmax_scale = 1.0f;
     const std::vector<float> q8 = rounded_to_e4m3(turned[0], problem.batch, problem.heads, problem.seq, problem.head_dim,
-                                                  problem.q_strides(), shares, problem.scale() * 1.4426950408889634f);
+                                                  problem.q_strides(), shares, problem.scale() * 1.4426950408889634f, rule);
     ReferenceRows result = forward_by_rows(in_log2, q8, k8, v8, rows, [](const Row& row, std::vector<double>& s, const RowResult& out) {
         float m = -INFINITY, l = 0;
         dot_products<float>(row, s.data());

@@ -21,13 +21,22 @@ struct E4m3Tensor {
     std::vector<float> scales;           ///< (B, heads, ceil(rows / 64)), equal where they are shared by more
 };
 
-/// Divides by the scale, the largest magnitude / 448, and rounds to nearest even. A scale is at least 2^-96: what is below 2^-106
-/// becomes zero. Infinite elements and NaN have no part in the scale and become NaN.
+/// What an element is multiplied by before it is rounded, and what the kernels multiply by afterwards.
+struct Scaling {
+    float multiplier, scale;
+};
+/// From the largest magnitude of the elements that share a scale, and the factor that each is multiplied by before.
+using ScalingRule = Scaling (*)(float largest, float factor);
+
+/// The largest magnitude becomes 448, the largest number of e4m3. A scale is at least 2^-96: what is below 2^-106 becomes zero.
+Scaling largest_is_448(float largest, float factor);
+
+/// Scales and rounds to nearest even. Infinite elements and NaN have no part in the scale and become NaN.
 /// @param x (B, heads, rows, dim) in memory with these strides, and packed
 /// @param factor that each element is multiplied by before
 /// @throws InvalidArgument when x has not as many elements as the shape
 E4m3Tensor quantise_e4m3(std::span<const float> x, int batch, int heads, int rows, int dim, const Strides& strides, Shares shares,
-                         float factor = 1.0f);
+                         float factor = 1.0f, ScalingRule rule = largest_is_448);
 
 /// Multiplies each row of d elements (a power of two) by a random orthogonal matrix: random signs, then a Hadamard matrix / sqrt(d).
 /// With Q and K rotated by the same seed, Q K^T stays what it was, and what was an outlier in one column is spread over all
@@ -40,7 +49,7 @@ void rotate_rows(std::span<float> x, int d, std::uint64_t seed);
 /// @param rotated Q and K are rotated first, by rotate_rows() with seed 1
 /// @throws InvalidArgument as reference_forward()
 ReferenceRows fp8_forward(const Problem& problem, std::span<const float> q, std::span<const float> k, std::span<const float> v,
-                          std::span<const long long> rows, Shares shares, bool rotated);
+                          std::span<const long long> rows, Shares shares, bool rotated, ScalingRule rule = largest_is_448);
 
 /// The yardstick of judge() for kernels with a scale for every 64 rows: fp8_forward() with these, not rotated. One rounding of P is an
 /// error of up to 2^-4. Hopper's tensor cores keep about 14 bits when they add products of e4m3 (DeepSeek-V3, 2024, section 3.3.2).

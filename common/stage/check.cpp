@@ -5,6 +5,7 @@
 #include "stage/run.hpp"
 
 #include <algorithm>
+#include <cmath>
 #include <cstdio>
 #include <iostream>
 
@@ -130,7 +131,13 @@ std::string climb(const Stage& stage, const AnyVariant& variant, const Rung& run
     options.repeats = 1;
     options.seed = 1;
     Setup setup{options, device_of(rung), find_gpu("h200"), false, random_inputs(rung.problem, options), {}, {}};
-    const Inputs& in = setup.inputs;
+    Inputs& in = setup.inputs;
+    if (rung.change) {
+        rung.change(in);
+        upload_rounded(in.q, rung.problem.dtype, in.q_host);
+        upload_rounded(in.k, rung.problem.dtype, in.k_host);
+        upload_rounded(in.v, rung.problem.dtype, in.v_host);
+    }
     setup.want = reference_forward(rung.problem, in.q_host, in.k_host, in.v_host);
     setup.plain = plain_low_precision_forward(rung.problem, in.q_host, in.k_host, in.v_host);
     std::optional<BackwardSetup> backward;
@@ -196,14 +203,30 @@ std::vector<Rung> ladder(const Stage& stage, const std::string& id) {
     add("scores beyond 88, of which exp is infinite (scale 8)", 70, 90, scale(8));
     add("all scores of a row far below zero (scale 16, few keys)", 200, 2, scale(16));
     add("a negative scale", 70, 90, scale(-0.5f));
+    const bool e4m3 = with_variant(stage, id, [&](const auto& v) { return v.unit(base.dtype) == Unit::tensor_fp8; });
+    if (e4m3) {  // blocks of 64 rows with a scale each
+        const auto changed = [](void (*change)(Inputs&)) { return [=](Rung& r) { r.change = change; }; };
+        add("values up to 4000, where e4m3 ends at 448", 70, 90, changed([](Inputs& in) {
+                for (float& x : in.v_host) x *= 1000.0f;
+            }));
+        add("a column of K that is 3000 times as large as the others, and of which Q has zeros", 70, 90, changed([](Inputs& in) {
+                const auto d = static_cast<std::size_t>(in.problem.head_dim);
+                for (std::size_t e = 5; e < in.k_host.size(); e += d) in.k_host[e] *= 3000.0f;
+                for (std::size_t e = 5; e < in.q_host.size(); e += d) in.q_host[e] = 0.0f;
+            }));
+        add("keys of which 64 are all zeros", 70, 90,
+            changed([](Inputs& in) { std::fill_n(in.k_host.begin(), 64 * in.problem.head_dim, 0.0f); }));
+        add("a query with an infinite element", 70, 90, changed([](Inputs& in) { in.q_host[0] = INFINITY; }));
+    }
     add("64 KiB of shared memory, so that tiles are small", 70, 200, [](Rung& r) {
         r.shared_memory = 64 * 1024;
         r.all_schedules = true;
     });
     const Rung& last = rungs.back();
-    const bool same = with_variant(stage, id, [&](const auto& v) {
-        return v.movement(last.problem, device_of(last)).requested.total() == v.movement(last.problem, Device::current()).requested.total();
-    });
+    const bool same = last.shared_memory > 0 && with_variant(stage, id, [&](const auto& v) {
+                          return v.movement(last.problem, device_of(last)).requested.total() ==
+                                 v.movement(last.problem, Device::current()).requested.total();
+                      });
     if (same) rungs.pop_back();  // its tiles do not depend on the memory that there is
     return rungs;
 }

@@ -3,6 +3,7 @@
 /// the algorithm.
 #pragma once
 
+#include "stage/data.hpp"
 #include "stage/stage.hpp"
 
 #include <functional>
@@ -16,8 +17,9 @@ namespace workbook {
 struct Rung {
     std::string what;
     Problem problem;
-    std::size_t shared_memory = 0;  ///< bytes that a block may have; 0: the device's
-    bool all_schedules = false;     ///< of the emulator; else in turn alone
+    std::size_t shared_memory = 0;      ///< bytes that a block may have; 0: the device's
+    bool all_schedules = false;         ///< of the emulator; else in turn alone
+    void (*change)(Inputs&) = nullptr;  ///< of Q, K and V on the host, where N(0, 1) would not do
 };
 
 /// The problems that the variant takes, in the order in which they are tried. Its type is float32 where it takes that, else float16.

@@ -141,6 +141,12 @@ Inputs random_inputs(const Problem& problem, const Options& options) {
     return inputs;
 }
 
+void upload_rounded(DeviceBuffer& buffer, DType type, std::vector<float>& values) {
+    const HostTensor rounded = HostTensor::from_float(type, {static_cast<long long>(values.size())}, values);
+    buffer.upload(rounded.bytes.data(), rounded.bytes.size());
+    values = rounded.to_float();
+}
+
 Inputs file_inputs(const Problem& problem, const TensorFile& file) {
     const HostTensor& q = file.tensors.at("q");
     const HostTensor& k = file.tensors.at("k");

@@ -33,6 +33,9 @@ Inputs random_inputs(const Problem& problem, const Options& options);
 /// @param problem what problem_of() said of the same file
 Inputs file_inputs(const Problem& problem, const TensorFile& file);
 
+/// Uploads values as elements of a type, and rounds them to it.
+void upload_rounded(DeviceBuffer& buffer, DType type, std::vector<float>& values);
+
 /// dO, the gradient of a loss with respect to O, which a backward pass starts from: packed in the problem's layout and type.
 struct OutputGradient {
     DeviceBuffer d_o;

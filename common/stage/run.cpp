@@ -248,9 +248,10 @@ void count_or_time(Report& report, const Setup& setup, const simt::Ledger& ledge
 }
 
 /// What is wrong with O or LSE, with the mistakes behind it where they are known.
-std::string explained(const Setup& setup, const ReferenceRows& plain, const Verdict& verdict, const Result& result) {
+std::string explained(const Setup& setup, decltype(Variant::explain) explain, const ReferenceRows& plain, const Verdict& verdict,
+                      const Result& result) {
     const Inputs& in = setup.inputs;
-    const std::string mistakes = diagnose(in.problem, in.q_host, in.k_host, in.v_host, setup.want, plain, result);
+    const std::string mistakes = explain(in.problem, in.q_host, in.k_host, in.v_host, setup.want, plain, result);
     return verdict.why + (mistakes.empty() ? "" : "\n" + mistakes);
 }
 
@@ -313,7 +314,7 @@ Run run_variant(const Stage& stage, const Variant& variant, const Setup& setup) 
     report.verdict = judge_run(setup.inputs, setup.want, plain, run.result);
     if (!report.verdict.ok) {
         report.status = "wrong";
-        report.reason = explained(setup, plain, report.verdict, run.result);
+        report.reason = explained(setup, variant.explain, plain, report.verdict, run.result);
     }
     report.extra_memory = workspace.allocated();
     count_or_time(
@@ -367,7 +368,7 @@ BackwardRun run_variant(const Stage& stage, const BackwardVariant& variant, cons
     if (!report.verdict.ok) {
         progress.clear();
         report.status = "wrong";
-        report.reason = "the forward pass: " + explained(setup, setup.plain, report.verdict, run.forward);
+        report.reason = "the forward pass: " + explained(setup, diagnose, setup.plain, report.verdict, run.forward);
         report.gradients.emplace();
         return run;
     }

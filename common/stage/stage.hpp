@@ -4,6 +4,7 @@
 
 #include "attention/compare.hpp"
 #include "attention/cost.hpp"
+#include "attention/diagnose.hpp"
 #include "attention/problem.hpp"
 #include "simt/execution.hpp"
 #include "tensor/buffer.hpp"
@@ -176,6 +177,8 @@ struct Variant {
     /// Brings K and V into the form in which `forward` finds them in the Workspace; null where it takes them as they are. Its time and its
     /// traffic are not the variant's.
     void (*prepare)(Forward&) = nullptr;
+    /// What is said of a wrong result.
+    decltype(&workbook::diagnose) explain = diagnose;
 };
 
 /// A backward pass of a stage, and the forward pass that it follows.

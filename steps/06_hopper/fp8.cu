@@ -1,6 +1,7 @@
 #include "06_hopper/fp8.cuh"
 
 #include "06_hopper/divided_tiles.hpp"
+#include "attention/diagnose_fp8.hpp"
 #include "attention/fp8.hpp"
 
 #include <array>
@@ -111,7 +112,15 @@ std::size_t workspace_bytes(const Problem& p, const Device& device) {
 }  // namespace
 
 Variant fp8_variant() {
-    return {"06d", "fp8", fp8_refuses, forward_fp8, moves, workspace_bytes, [](DType) { return Unit::tensor_fp8; }, plain_fp8_forward};
+    return {.id = "06d",
+            .name = "fp8",
+            .refuses = fp8_refuses,
+            .forward = forward_fp8,
+            .movement = moves,
+            .workspace_bytes = workspace_bytes,
+            .unit = [](DType) { return Unit::tensor_fp8; },
+            .plain = plain_fp8_forward,
+            .explain = diagnose_fp8};
 }
 
 }  // namespace step06

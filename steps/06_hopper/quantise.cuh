@@ -81,11 +81,14 @@ SIMT_DEVICE float largest_of_block(const Chunk (&chunks)[kChunks]) {
 /// What a block is divided by, and what its elements are multiplied with for that, where they are multiplied by `factor` too.
 struct Scaling {
     float scale, multiplier;
+
+    // exercise 06.5 begin
     SIMT_DEVICE Scaling(float largest, float factor)
         : scale(fmaxf(fabsf(factor) * largest / simt::kLargestE4m3, kLeastScale)), multiplier(factor / scale) {}
 
     /// e4m3 has no infinity, and rounding would make 448 of it: zero times infinity is NaN.
     SIMT_DEVICE float operator()(float x) const { return 0.0f * x + x * multiplier; }
+    // exercise 06.5 end
 };
 
 /// Rows 64 n to 64 n + 63 of a head of Q or K. One thread calls tell() with the scale.

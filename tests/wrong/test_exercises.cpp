@@ -134,6 +134,12 @@ const std::map<std::string, std::string> kAnswers = {
     {"slot_never_released", "deadlock in tma_wgmma[^]*waits at barrier v_empty\\[0\\]"},
     {"output_not_rescaled", "rescales l but not o"},
     {"rescaled_under_the_product", "rescales l but not o"},
+    {"fp8_not_scaled", "Elements beyond 448 were cut off: e4m3 has no larger number"},
+    {"fp8_scaled_by_the_largest", "small in their block were lost.*the largest is 1, where it could be 448"},
+    {"fp8_scale_inverted", "The scale is inverted"},
+    {"fp8_factor_not_in_the_scale", "Elements of Q beyond 448 were cut off.*its scale does not have it"},
+    {"fp8_scale_of_zeros", "a block is all zeros there is NaN"},
+    {"fp8_infinity_saturated", "infinite element, or NaN, came out as a number"},
 };
 
 bool says(const std::string& told, const std::string& pattern) {
