@@ -592,12 +592,16 @@ private:
     }
 };
 
-/// Moves all scores far below zero, by one element of each row of Q and of K, and those of a block of keys 2^24 below the one before.
-void below_zero(UnlikeBlocks& test) {
+/// Moves all scores far above or below zero, by one element of each row of Q and of K. @param bits by which those of a block of keys lie
+/// further below those of the block before @param spread of those of even keys above, and of odd ones below
+void move_scores(UnlikeBlocks& test, float element, float bits = 0.0f, float spread = 0.0f) {
     std::vector<float>& k = test.setup.inputs.k_host;
-    for (std::size_t e = 0; e < k.size(); ++e) k[e] -= 20 * 0.693147f / 8 * static_cast<float>(e / 64 / 64);
+    for (std::size_t e = 0; e < k.size(); ++e) {
+        const std::size_t key = e / 64;
+        k[e] += 0.693147f / 8 * ((key % 2 == 0 ? spread : -spread) - bits * static_cast<float>(key / 64));
+    }
     for (std::size_t e = 0; e < test.setup.inputs.q_host.size(); e += 64) test.setup.inputs.q_host[e] = 64.0f;
-    for (std::size_t e = 0; e < test.setup.inputs.k_host.size(); e += 64) test.setup.inputs.k_host[e] = -64.0f;
+    for (std::size_t e = 0; e < k.size(); e += 64) k[e] = element;
     test.change();
 }
 
@@ -625,7 +629,7 @@ TEST(WrongKernels, VoteWithoutRescaling) {
 TEST(WrongKernels, VoteTooGenerous) { expect_told_of(vote_too_generous::vote_first_variant(), UnlikeBlocks(), kNan); }
 TEST(WrongKernels, VoteBelowZeroAsAbove) {
     UnlikeBlocks test;
-    below_zero(test);
+    move_scores(test, -64.0f, 20.0f);
     expect_told_of(vote_below_zero_as_above::vote_first_variant(), test, kNan);
 }
 // A tile alone on the GPU is divided by its keys.
@@ -661,10 +665,14 @@ TEST(WrongKernels, Fp8ScaleOfValuesInTheSum) { expect_told_of(fp8_scale_of_value
 TEST(WrongKernels, Fp8KeysInOrder) { expect_told_of(fp8_keys_in_order::fp8_variant(), TestCase(four_tiles()), kTooFarOff); }
 TEST(WrongKernels, Fp8NotRescaled) { expect_told_of(fp8_not_rescaled::fp8_variant(), UnlikeBlocks(), kTooFarOff); }
 TEST(WrongKernels, Fp8SumNotRescaled) { expect_told_of(fp8_sum_not_rescaled::fp8_variant(), UnlikeBlocks(), kTooFarOff); }
-TEST(WrongKernels, Fp8MaximumTooOld) { expect_told_of(fp8_maximum_too_old::fp8_variant(), UnlikeBlocks(), kTooFarOff); }
+TEST(WrongKernels, Fp8MaximumTooOld) {
+    UnlikeBlocks test;
+    move_scores(test, 64.0f);
+    expect_told_of(fp8_maximum_too_old::fp8_variant(), test, kTooFarOff);
+}
 TEST(WrongKernels, Fp8LargestOfNegativeOnes) {
     UnlikeBlocks test;
-    below_zero(test);
+    move_scores(test, -64.0f, 0.0f, 4.0f);
     expect_told_of(fp8_largest_of_negative_ones::fp8_variant(), test, kTooFarOff);
 }
 TEST(WrongKernels, Fp8TailNotZeroed) { expect_told_of(fp8_tail_not_zeroed::fp8_variant(), UnlikeBlocks(), kNan); }
