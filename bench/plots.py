@@ -1,6 +1,6 @@
 """The plots of bench/report.py. Needs matplotlib; imported only where plots are asked for.
 
-Readable in grey and to colour-blind eyes: every series has a marker and a line style of its own besides a colour of the Okabe-Ito
+Readable in grey and to colour-blind eyes: every series has a marker of its own or a line style, and each stage a colour of the Okabe-Ito
 palette. The SVG of the same results is the same file, byte for byte, with one version of matplotlib.
 """
 
@@ -28,8 +28,8 @@ matplotlib.rcParams.update({
 })
 
 BLACK, ORANGE, SKY, GREEN, BLUE, VERMILION, PURPLE = "#000000", "#E69F00", "#56B4E9", "#009E73", "#0072B2", "#D55E00", "#CC79A7"
-STAGE_STYLES = [(BLUE, "o"), (VERMILION, "s"), (GREEN, "^"), (PURPLE, "D"), (ORANGE, "v"), (BLACK, "P"), (SKY, "X"), (BLUE, "h"),
-                (VERMILION, "<"), (GREEN, ">"), (PURPLE, "p"), (ORANGE, "d")]
+COLOURS = {"01": BLUE, "02": SKY, "03": GREEN, "04": ORANGE, "05": PURPLE, "06": VERMILION}  # of stages; others are black
+MARKERS = "osD^vP<>XhpdH"  # one for each variant of all stages
 PEER_STYLES = {"torch_math": ("#777777", (0, (1, 1.5)), "1"), "torch_efficient": (SKY, (0, (4, 1.5)), "2"),
                "torch_flash": (ORANGE, (0, (6, 1.5, 1, 1.5)), "3"), "torch_cudnn": (BLACK, (0, (5, 1)), "x"),
                "flash_attn2": (PURPLE, (0, (2, 1)), "4"), "flash_attn3": (GREEN, (0, (6, 1, 1, 1, 1, 1)), "+")}
@@ -48,10 +48,9 @@ def style(results, kernel):
     if kernel in PEERS:
         colour, dashes, marker = PEER_STYLES[kernel]
         return {"color": colour, "linestyle": dashes, "marker": marker, "linewidth": 1.2, "markersize": 7, "markeredgewidth": 1.4}
-    stages = results.stages()
-    colour, marker = STAGE_STYLES[stages.index(kernel) % len(STAGE_STYLES)]
-    return {"color": colour, "linestyle": "-", "marker": marker, "linewidth": 1.8, "markersize": 6, "markeredgecolor": "white",
-            "markeredgewidth": 0.7}
+    marker = MARKERS[results.stages().index(kernel) % len(MARKERS)]
+    return {"color": COLOURS.get(kernel[:2], BLACK), "linestyle": "-", "marker": marker, "linewidth": 1.8, "markersize": 6,
+            "markeredgecolor": "white", "markeredgewidth": 0.7}
 
 
 def plain(value, _=None):
