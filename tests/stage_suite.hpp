@@ -164,12 +164,18 @@ void for_all_lengths(const Combination& combination, bool in_turn, F&& f) {
     }
 }
 
-/// For one of combinations(). In emulation bfloat16 differs from float16 in its conversions alone, and schedules in the order of warps:
-/// with them a pair of lengths is causal or not. Other schedules are not those of the stage before, which is tested with them by itself.
-inline void check_all_lengths(const Tested& tested, const Stage* previous, const Combination& combination) {
+/// In emulation types differ in their conversions alone, and schedules in the order of warps: but for a stage's first type under the first
+/// schedule, a pair of lengths is causal or not, and not both.
+inline bool in_turn(const Combination& combination, const std::vector<DType>& types) {
     const auto& [dtype, head_dim, schedule] = combination;
+    return emulating && (dtype != types.front() || schedule != simt::Schedule::round_robin);
+}
+
+/// For one of combinations(). Other schedules are not those of the stage before, which is tested with them by itself.
+inline void check_all_lengths(const Tested& tested, const Stage* previous, const Combination& combination) {
+    const simt::Schedule schedule = std::get<2>(combination);
     const bool in_order = schedule == simt::Schedule::round_robin;
-    for_all_lengths(combination, emulating && (dtype == DType::bf16 || !in_order), [&, schedule = schedule](const Problem& problem) {
+    for_all_lengths(combination, in_turn(combination, tested.types), [&](const Problem& problem) {
         TestCase test(problem, 1, Distribution::normal, tested.device);
         test.options.schedule = schedule;
         const Run run = expect_right(tested.stage, tested.variant, test);
@@ -499,7 +505,7 @@ inline void expect_agreement(const BackwardRun& previous, const BackwardRun& now
 /// @param previous another variant of the stage, to be compared with; may be null
 inline void check_all_backward_lengths(const TestedBackward& tested, const BackwardVariant* previous, const Combination& combination) {
     const simt::Schedule schedule = std::get<2>(combination);
-    for_all_lengths(combination, false, [&](const Problem& problem) {
+    for_all_lengths(combination, in_turn(combination, tested.types), [&](const Problem& problem) {
         BackwardTestCase test(problem, 1, Distribution::normal, tested.device);
         test.options.schedule = schedule;
         const BackwardRun run = expect_right(tested.stage, tested.variant, test);
