@@ -209,7 +209,9 @@ TEST(Step04, CausalBlocksStopAtTheDiagonal) {
     for (int n = 0; n < 4; ++n) {  // the last rows first
         long long next = 0;
         for (const simt::TracedRows& rows : blocks[n].rows) {
-            if (simt::tensor_name(rows.tensor) == "Q") EXPECT_EQ(rows.first, 64 * (3 - n));
+            if (simt::tensor_name(rows.tensor) == "Q") {
+                EXPECT_EQ(rows.first, 64 * (3 - n));
+            }
             if (simt::tensor_name(rows.tensor) != "K") continue;
             EXPECT_EQ(rows.first, next);
             next = rows.last + 1;
