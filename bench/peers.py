@@ -33,6 +33,7 @@ import tempfile
 import warnings
 
 from cases import DTYPES, PEERS, Case, decode, grouped_heads, quick, sweep
+from results import NOT_OF_THE_GPU
 
 # Largest relative RMS error of a row of O. A row is an average of V with rounded weights, so its relative error is a few times
 # the type's rounding unit at every length; a wrong mask or scale is of order 1. f32 leaves room for TF32 tensor cores.
@@ -57,9 +58,6 @@ OWNERS = (
     ("flash_attn3", re.compile("FlashAttn(Fwd|Bwd)Sm[89]0|enable_sm90", re.I)),
     ("flash_attn2", re.compile("flash_(fwd|bwd)", re.I)),
 )
-
-# What Google Benchmark says of the host, which has no part in what is measured.
-HOST = ("host_name", "load_avg", "executable", "caches", "num_cpus", "mhz_per_cpu", "cpu_scaling_enabled", "library_build_type", "aslr_enabled")
 
 torch = None  # imported by main(), so that --list and --help need no PyTorch
 
@@ -732,7 +730,7 @@ def main(words):
             entries += [failed(name, f"skipped: not begun: stopped: {why}") for name in left]
         write(options.out, document)
         if options.beside:
-            own_context = {key: value for key, value in options.own_context.items() if key not in HOST}
+            own_context = {key: value for key, value in options.own_context.items() if key not in NOT_OF_THE_GPU}
             write(options.beside_out, {"context": {**own_context, "command": document["context"]["command"]}, "benchmarks": options.own})
         if partial:
             os.remove(partial)

@@ -11,6 +11,9 @@ from cases import PEERS, Case, parse_case
 DIRECTIONS = {"fwd": "", "bwd": ", backward", "fwdbwd": ", forward and backward"}  # in this order, and how titles call them
 MILLISECONDS = {"ns": 1e-6, "us": 1e-3, "ms": 1.0, "s": 1e3}
 COUNTERS = ("TFLOPS", "GB_per_s", "hbm_GB_per_s", "roofline_percent", "extra_MiB", "spread_percent", "predicted_ms", "rel_rms_error")
+# What Google Benchmark says of the host, and of itself, which has no part in what is measured.
+NOT_OF_THE_GPU = ("host_name", "load_avg", "executable", "caches", "num_cpus", "mhz_per_cpu", "cpu_scaling_enabled", "library_build_type",
+                  "aslr_enabled", "library_version", "json_schema_version")
 ROOFS = ("bandwidth_GB_s", "l1_GB_s", "tensor_tflops", "fp32_tflops")  # a GPU's limits, in a file's context
 # What Google Benchmark appends to a name, depending on how the benchmark is set up.
 _SUFFIX = re.compile(r"(/((min_time|min_warmup_time|iterations|repeats|threads):[^/]+|manual_time|process_time|real_time))*$")

@@ -7,11 +7,13 @@ Exit status: 0 done; 1 a case was wrong, failed or was not begun; 2 a file is no
 """
 import argparse
 import json
+import os
 import sys
 
+sys.path.insert(0, os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__))), "bench"))
+from results import NOT_OF_THE_GPU  # noqa: E402
+
 SAME = ("gpu", "compute_capability", "driver", "cuda")  # what files must agree on to be put together
-LEFT_OUT = ("host_name", "load_avg", "executable", "caches", "num_cpus", "mhz_per_cpu", "cpu_scaling_enabled", "library_build_type",
-            "aslr_enabled", "library_version", "json_schema_version")
 BAD = ("wrong", "failed", "skipped: not begun")  # how the reasons of cases begin that should have been timed
 
 
@@ -42,7 +44,7 @@ def merge(files):
                 stop(f"{path}: {entry['name']} stands twice")
             names.add(entry["name"])
             benchmarks.append(entry)
-    return {"context": {key: value for key, value in first.items() if key not in LEFT_OUT}, "benchmarks": benchmarks}
+    return {"context": {key: value for key, value in first.items() if key not in NOT_OF_THE_GPU}, "benchmarks": benchmarks}
 
 
 def main():

@@ -72,10 +72,21 @@ struct TestCase {
         options.dist = dist;
         options.repeats = 1;
         setup.inputs = random_inputs(problem, options);
-        setup.want = reference_forward(problem, setup.inputs.q_host, setup.inputs.k_host, setup.inputs.v_host, rows);
-        setup.plain = plain_low_precision_forward(problem, setup.inputs.q_host, setup.inputs.k_host, setup.inputs.v_host, rows);
+        make_references(rows);
     }
     TestCase(const TestCase&) = delete;
+    /// To be called after the inputs were changed on the host.
+    void inputs_changed() {
+        upload_rounded(setup.inputs);
+        make_references({});
+    }
+
+protected:
+    void make_references(const std::vector<long long>& rows) {
+        const Inputs& in = setup.inputs;
+        setup.want = reference_forward(in.problem, in.q_host, in.k_host, in.v_host, rows);
+        setup.plain = plain_low_precision_forward(in.problem, in.q_host, in.k_host, in.v_host, rows);
+    }
 };
 
 /// Expects memory and, in emulation, traffic to be what the closed forms say.
@@ -292,10 +303,7 @@ inline void check_very_negative_logits(const Tested& tested) {
     Inputs& in = test.setup.inputs;
     for (float& x : in.q_host) x = 30.0f + x;
     for (float& x : in.k_host) x = -30.0f + x;
-    upload_rounded(in.q, p.dtype, in.q_host);
-    upload_rounded(in.k, p.dtype, in.k_host);
-    test.setup.want = reference_forward(p, in.q_host, in.k_host, in.v_host);
-    test.setup.plain = plain_low_precision_forward(p, in.q_host, in.k_host, in.v_host);
+    test.inputs_changed();
     EXPECT_LT(test.setup.want.lse[0], -1000);
     expect_right(tested.stage, tested.variant, test);
 }
@@ -324,10 +332,7 @@ inline void check_growing_maxima(const Tested& tested) {
             for (std::size_t e = 0; e < in.q_host.size(); e += row) in.q_host[e] = 64.0f;
             for (std::size_t e = 0; e < in.k_host.size(); e += row) in.k_host[e] = -64.0f;
         }
-        upload_rounded(in.q, p.dtype, in.q_host);
-        upload_rounded(in.k, p.dtype, in.k_host);
-        test.setup.want = reference_forward(p, in.q_host, in.k_host, in.v_host);
-        test.setup.plain = plain_low_precision_forward(p, in.q_host, in.k_host, in.v_host);
+        test.inputs_changed();
         expect_right(tested.stage, tested.variant, test);
     }
 }
@@ -464,8 +469,7 @@ struct BackwardTestCase : TestCase {
     /// To be called again after the inputs were changed.
     void make_references() {
         const Inputs& in = setup.inputs;
-        setup.want = reference_forward(in.problem, in.q_host, in.k_host, in.v_host);
-        setup.plain = plain_low_precision_forward(in.problem, in.q_host, in.k_host, in.v_host);
+        TestCase::make_references({});
         const BackwardInputs inputs{in.q_host, in.k_host, in.v_host, backward.d_o.d_o_host};
         backward.want = reference_backward(in.problem, inputs);
         backward.plain = plain_low_precision_backward(in.problem, inputs);
@@ -562,8 +566,7 @@ inline void check_backward_very_negative_logits(const TestedBackward& tested) {
     Inputs& in = test.setup.inputs;
     for (float& x : in.q_host) x = 30.0f + x;
     for (float& x : in.k_host) x = -30.0f + x;
-    upload_rounded(in.q, p.dtype, in.q_host);
-    upload_rounded(in.k, p.dtype, in.k_host);
+    upload_rounded(in);
     test.make_references();
     EXPECT_LT(test.setup.want.lse[0], -1000);
     expect_right(tested.stage, tested.variant, test);

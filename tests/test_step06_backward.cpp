@@ -140,8 +140,7 @@ void check_changed_inputs(const Problem& problem, F&& change) {
     BackwardTestCase test(problem);
     Inputs& in = test.setup.inputs;
     change(in.q_host, in.k_host);
-    upload_rounded(in.q, problem.dtype, in.q_host);
-    upload_rounded(in.k, problem.dtype, in.k_host);
+    upload_rounded(in);
     test.make_references();
     for (const std::string& id : kIds) expect_right(id, test);
 }
@@ -250,13 +249,12 @@ TEST(Step06Backward, ExchangeOfFewKeysWithALargeScale) {
     }
 }
 
+void expect_words(const std::string& text, const std::string& words) { EXPECT_NE(text.find(words), std::string::npos) << text; }
+
 TEST(Step06Backward, ExchangeRefuses) {
     Device hopper = Device::current();
     hopper.compute_capability = 90;
     const auto why = [&](const Problem& p, const Device& device) { return variant("06f").refuses(p, device).value_or(""); };
-    const auto expect_words = [](const std::string& text, const std::string& words) {
-        EXPECT_NE(text.find(words), std::string::npos) << text;
-    };
     Problem p{.seq = 16, .kv_seq = 16, .head_dim = 128, .dtype = DType::f16};
     EXPECT_EQ(why(p, hopper), "");
     Device device = hopper;
@@ -302,9 +300,6 @@ TEST(Step06Backward, Refusals) {
     hopper.compute_capability = 90;
     for (const std::string& id : kIds) {
         const auto why = [&](const Problem& p, const Device& device) { return variant(id).refuses(p, device).value_or(""); };
-        const auto expect_words = [](const std::string& text, const std::string& words) {
-            EXPECT_NE(text.find(words), std::string::npos) << text;
-        };
         Problem p{.seq = 16, .kv_seq = 16, .head_dim = 64, .dtype = DType::f16};
         EXPECT_EQ(why(p, hopper), "");
         Device device = hopper;

@@ -29,13 +29,8 @@ void for_rows(int batch, int heads, int rows, const Strides& strides, F&& f) {
 /// The inputs after `change`, rounded to the problem's type, and their references.
 template <class Change>
 void change_inputs(TestCase& test, Change&& change) {
-    Inputs& in = test.setup.inputs;
-    change(in);
-    upload_rounded(in.q, in.problem.dtype, in.q_host);
-    upload_rounded(in.k, in.problem.dtype, in.k_host);
-    upload_rounded(in.v, in.problem.dtype, in.v_host);
-    test.setup.want = reference_forward(in.problem, in.q_host, in.k_host, in.v_host);
-    test.setup.plain = plain_low_precision_forward(in.problem, in.q_host, in.k_host, in.v_host);
+    change(test.setup.inputs);
+    test.inputs_changed();
 }
 
 /// What a run leaves in its workspace.

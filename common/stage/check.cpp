@@ -134,9 +134,7 @@ std::string climb(const Stage& stage, const AnyVariant& variant, const Rung& run
     Inputs& in = setup.inputs;
     if (rung.change) {
         rung.change(in);
-        upload_rounded(in.q, rung.problem.dtype, in.q_host);
-        upload_rounded(in.k, rung.problem.dtype, in.k_host);
-        upload_rounded(in.v, rung.problem.dtype, in.v_host);
+        upload_rounded(in);
     }
     setup.want = reference_forward(rung.problem, in.q_host, in.k_host, in.v_host);
     setup.plain = plain_low_precision_forward(rung.problem, in.q_host, in.k_host, in.v_host);

@@ -147,6 +147,12 @@ void upload_rounded(DeviceBuffer& buffer, DType type, std::vector<float>& values
     values = rounded.to_float();
 }
 
+void upload_rounded(Inputs& inputs) {
+    upload_rounded(inputs.q, inputs.problem.dtype, inputs.q_host);
+    upload_rounded(inputs.k, inputs.problem.dtype, inputs.k_host);
+    upload_rounded(inputs.v, inputs.problem.dtype, inputs.v_host);
+}
+
 Inputs file_inputs(const Problem& problem, const TensorFile& file) {
     const HostTensor& q = file.tensors.at("q");
     const HostTensor& k = file.tensors.at("k");

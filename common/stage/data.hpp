@@ -35,6 +35,8 @@ Inputs file_inputs(const Problem& problem, const TensorFile& file);
 
 /// Uploads values as elements of a type, and rounds them to it.
 void upload_rounded(DeviceBuffer& buffer, DType type, std::vector<float>& values);
+/// The same with Q, K and V after a change of the host's.
+void upload_rounded(Inputs& inputs);
 
 /// dO, the gradient of a loss with respect to O, which a backward pass starts from: packed in the problem's layout and type.
 struct OutputGradient {

@@ -5,9 +5,6 @@
 #include "06_hopper/divided_tiles.hpp"
 #include "06_hopper/vote_first.cuh"
 
-#include <algorithm>
-#include <bit>
-
 namespace step06 {
 
 /// Calls f with 06c's shape for a problem. As many warpgroups as O (64 D), S (64 Bc) and P (half of that) leave registers for.

@@ -568,17 +568,7 @@ struct UnlikeBlocks : TestCase {
             in.k_host[e] = 0.1f * in.k_host[e] - 4 * 0.693147f / 8 * static_cast<float>(block);
             in.v_host[e] *= std::exp2(static_cast<float>(block % 3 * 5));
         }
-        change();
-    }
-    /// After a change of the inputs.
-    void change() {
-        Inputs& in = setup.inputs;
-        const Problem& p = in.problem;
-        upload_rounded(in.q, p.dtype, in.q_host);
-        upload_rounded(in.k, p.dtype, in.k_host);
-        upload_rounded(in.v, p.dtype, in.v_host);
-        setup.want = reference_forward(p, in.q_host, in.k_host, in.v_host);
-        setup.plain = plain_low_precision_forward(p, in.q_host, in.k_host, in.v_host);
+        inputs_changed();
     }
 
 private:
@@ -602,7 +592,7 @@ void move_scores(UnlikeBlocks& test, float element, float bits = 0.0f, float spr
     }
     for (std::size_t e = 0; e < test.setup.inputs.q_host.size(); e += 64) test.setup.inputs.q_host[e] = 64.0f;
     for (std::size_t e = 0; e < k.size(); e += 64) k[e] = element;
-    test.change();
+    test.inputs_changed();
 }
 
 void expect_told_of(const Variant& variant, const TestCase& test, const std::string& pattern) {
@@ -640,13 +630,13 @@ TEST(WrongKernels, PartsNotWeighted) {
 TEST(WrongKernels, SignOfTheScaleLost) {
     UnlikeBlocks test;
     test.setup.inputs.problem.softmax_scale = -0.125f;
-    test.change();
+    test.inputs_changed();
     expect_told_of(sign_of_the_scale_lost::vote_first_variant(), test, "^O: ");
 }
 TEST(WrongKernels, NegatedQueriesNotFenced) {
     UnlikeBlocks test;
     test.setup.inputs.problem.softmax_scale = -0.125f;
-    test.change();
+    test.inputs_changed();
     expect_told_of(negated_queries_not_fenced::vote_first_variant(), test,
                    "wgmma in vote_first: .* no fence_proxy_async\\(\\) lies between");
 }
@@ -657,7 +647,7 @@ TEST(WrongKernels, QueriesNotAwaited) {
 TEST(WrongKernels, Fp8NotScaled) {
     UnlikeBlocks test;
     for (float& x : test.setup.inputs.v_host) x *= 8.0f;
-    test.change();
+    test.inputs_changed();
     expect_told_of(fp8_not_scaled::fp8_variant(), test, kTooFarOff);
 }
 TEST(WrongKernels, Fp8ScaleOfAnotherBlock) { expect_told_of(fp8_scale_of_another_block::fp8_variant(), UnlikeBlocks(), kTooFarOff); }
@@ -679,13 +669,13 @@ TEST(WrongKernels, Fp8TailNotZeroed) { expect_told_of(fp8_tail_not_zeroed::fp8_v
 TEST(WrongKernels, Fp8InfinitySaturated) {
     UnlikeBlocks test;
     test.setup.inputs.k_host[0] = INFINITY;
-    test.change();
+    test.inputs_changed();
     expect_told_of(fp8_infinity_saturated::fp8_variant(), test, kNan);
 }
 TEST(WrongKernels, Fp8ZeroTimesInfinity) {
     UnlikeBlocks test;
     for (std::vector<float>* x : {&test.setup.inputs.q_host, &test.setup.inputs.k_host}) std::fill(x->begin(), x->end(), 0.0f);
-    test.change();
+    test.inputs_changed();
     expect_told_of(fp8_zero_times_infinity::fp8_variant(), test, kNan);
 }
 TEST(WrongKernels, Fp8WarpsScaleAlone) { expect_race_told_of(fp8_warps_scale_alone::fp8_variant(), "race in quantise: .*of_warps"); }
