@@ -339,16 +339,15 @@ TEST(Cost, Fp8CountsEveryVisit) {
             SCOPED_TRACE(describe(p) + " Br=" + std::to_string(Br));
             const long long es = size_of(p.dtype), d = p.head_dim;
             Counter count;
-            const auto quantise = [&](const std::string& tensor, int heads, int rows, int written_rows) {
-                for (int head = 0; head < p.batch * heads; ++head) {
-                    count.read(tensor.c_str(), rows * d * es);
+            const auto quantise = [&](const std::string& tensor, int written_rows) {
+                for (int head = 0; head < p.batch * p.kv_heads; ++head) {
+                    count.read(tensor.c_str(), p.kv_seq * d * es);
                     count.write((tensor + "8").c_str(), written_rows * d);
-                    for (int i = 0; i < rows; i += 64) count.write(tensor == "Q" ? "Q_scale" : "KV_scale", tensor == "V" ? 12 : 4);
+                    for (int i = 0; i < p.kv_seq; i += 64) count.write("KV_scale", tensor == "V" ? 12 : 4);
                 }
             };
-            quantise("Q", p.heads, p.seq, p.seq);
-            quantise("K", p.kv_heads, p.kv_seq, p.kv_seq);
-            quantise("V", p.kv_heads, p.kv_seq, (p.kv_seq + 63) / 64 * 64);
+            quantise("K", p.kv_seq);
+            quantise("V", (p.kv_seq + 63) / 64 * 64);
             for (int head = 0; head < p.batch * p.heads; ++head)
                 for (int i0 = 0; i0 < p.seq; i0 += Br) {
                     const int visible = p.visible_keys(std::min(i0 + Br, p.seq) - 1);
@@ -357,10 +356,7 @@ TEST(Cost, Fp8CountsEveryVisit) {
                         count.read("V8", 64 * d);
                         count.read("KV_scale", 16);
                     }
-                    for (int i = i0; visible > 0 && i < std::min(i0 + Br, p.seq); ++i) {
-                        count.read("Q8", d);
-                        if (i % 64 == 0 && p.visible_keys(std::min(i + 64, p.seq) - 1) > 0) count.read("Q_scale", 128 * 4);
-                    }
+                    if (visible > 0) count.read("Q", (std::min(i0 + Br, p.seq) - i0) * d * es);
                 }
             for (long long row = 0; row < p.rows(); ++row) {
                 count.write("O", d * es);
@@ -369,12 +365,12 @@ TEST(Cost, Fp8CountsEveryVisit) {
             expect_equal(count, fp8_movement(p, Br).requested);
         }
     const Traffic dram = fp8_movement(cases[0], 192).dram;
-    EXPECT_EQ(names(dram), (std::vector<std::string>{"Q", "K", "V", "Q8", "K8", "V8", "Q_scale", "KV_scale", "O", "LSE"}));
-    for (int made = 3; made < 8; ++made) {  // each is read once
+    EXPECT_EQ(names(dram), (std::vector<std::string>{"Q", "K", "V", "K8", "V8", "KV_scale", "O", "LSE"}));
+    for (int made = 3; made < 6; ++made) {  // each is read once
         const TensorTraffic& t = dram.tensors[static_cast<std::size_t>(made)];
         EXPECT_EQ(t.read, t.written) << t.tensor;
     }
-    EXPECT_EQ(dram.tensors[5].read, 2 * 2 * 256 * 64);
+    EXPECT_EQ(dram.tensors[4].read, 2 * 2 * 256 * 64);
 }
 
 // Walks over the blocks of both kernels.

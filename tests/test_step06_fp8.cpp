@@ -1,6 +1,7 @@
 // Variant 06d beyond what test_step06.cpp asks of all variants: its quantisation bit by bit, blocks of unlike sizes, numbers that are
 // not finite.
 #include "attention/fp8.hpp"
+#include "simt/e4m3.hpp"
 
 #include "06_hopper/stage.hpp"
 #include "stage_suite.hpp"
@@ -42,15 +43,15 @@ public:
         synchronize(nullptr);
     }
 
-    /// Expects the bytes of Q8 or K8 to be `want`, whose order is that of the problem's layout.
-    void expect_rows(const std::string& name, const std::vector<std::uint8_t>& want, int heads, int rows, const Strides& strides) {
+    /// Expects the bytes of K8 to be `want`, whose order is that of the problem's layout.
+    void expect_rows(const std::vector<std::uint8_t>& want) {
         const Problem& p = in_.problem;
-        const auto got = fetch<std::uint8_t>(name + "8", want.size());
+        const auto got = fetch<std::uint8_t>("K8", want.size());
         std::size_t at = 0;
-        for_rows(p.batch, heads, rows, strides, [&](int b, int h, int i, std::size_t offset) {
+        for_rows(p.batch, p.kv_heads, p.kv_seq, p.kv_strides(), [&](int b, int h, int i, std::size_t offset) {
             for (int c = 0; c < p.head_dim; ++c, ++at)
                 ASSERT_EQ(canonical(got[at]), canonical(want[offset + static_cast<std::size_t>(c)]))
-                    << name << "(" << b << ", " << h << ", " << i << ", " << c << ")";
+                    << "K(" << b << ", " << h << ", " << i << ", " << c << ")";
         });
     }
 
@@ -72,9 +73,8 @@ public:
         });
     }
 
-    void expect_scales(const std::vector<float>& q, const std::vector<float>& k, const std::vector<float>& v) {
-        const auto of_q = fetch<float>("Q_scale", q.size()), of_kv = fetch<float>("KV_scale", 4 * k.size());
-        for (std::size_t n = 0; n < q.size(); ++n) ASSERT_EQ(of_q[n], q[n]) << "Q's scale of block " << n;
+    void expect_scales(const std::vector<float>& k, const std::vector<float>& v) {
+        const auto of_kv = fetch<float>("KV_scale", 4 * k.size());
         for (std::size_t n = 0; n < k.size(); ++n) {
             ASSERT_EQ(of_kv[4 * n], k[n]) << "K's scale of block " << n;
             ASSERT_EQ(of_kv[4 * n + 1], v[n]) << "V's scale of block " << n;
@@ -108,16 +108,13 @@ void expect_quantised(const Inputs& in) {
     SCOPED_TRACE(describe(in.problem));
     const Problem& p = in.problem;
     Quantised got(in);
-    const E4m3Tensor q =
-        quantise_e4m3(in.q_host, p.batch, p.heads, p.seq, p.head_dim, p.q_strides(), Shares::block, p.scale() * 1.4426950408889634f);
-    got.expect_rows("Q", q.elements, p.heads, p.seq, p.q_strides());
     const auto of_keys = [&](const std::vector<float>& x) {
         return quantise_e4m3(x, p.batch, p.kv_heads, p.kv_seq, p.head_dim, p.kv_strides(), Shares::block);
     };
     const E4m3Tensor k = of_keys(in.k_host), v = of_keys(in.v_host);
-    got.expect_rows("K", k.elements, p.kv_heads, p.kv_seq, p.kv_strides());
+    got.expect_rows(k.elements);
     got.expect_transposed(v.elements);
-    got.expect_scales(q.scales, k.scales, v.scales);
+    got.expect_scales(k.scales, v.scales);
 }
 
 TEST(Step06Fp8, QuantisesBitByBit) {
@@ -152,6 +149,53 @@ TEST(Step06Fp8, QuantisesZerosExtremesAndWhatIsNotFinite) {
         });
         expect_quantised(test.setup.inputs);
     }
+}
+
+double number(std::uint8_t bits) {
+    __nv_fp8_e4m3 x;
+    x.__x = bits;
+    return simt::to_float(x);
+}
+
+// Q8 is in registers only. With one key, which is 1 in one column and 0 in all others, LSE is the score: an element of Q8 times its scale.
+TEST(Step06Fp8, QuantisesQueriesBitByBit) {
+    SKIP_WITHOUT_HOPPER();
+    constexpr double kLn2 = 0.6931471805599453;
+    for (const DType dtype : {DType::f16, DType::bf16})
+        for (const int d : {64, 128, 256}) {
+            TestCase test({.batch = 1,
+                           .heads = 2,
+                           .kv_heads = 1,
+                           .seq = 70,
+                           .kv_seq = 1,
+                           .head_dim = d,
+                           .dtype = dtype,
+                           .softmax_scale = dtype == DType::f16 ? 0.3f : -3.0f,
+                           .layout = d == 64 ? Layout::bhnd : Layout::bnhd},
+                          3, Distribution::outliers);
+            for (const int column : {0, 3, 32, d - 14, d - 1, 13, 31}) {
+                change_inputs(test, [&](Inputs& in) {
+                    std::fill(in.k_host.begin(), in.k_host.end(), 0.0f);
+                    in.k_host[static_cast<std::size_t>(column)] = 1.0f;
+                    in.q_host[static_cast<std::size_t>(column)] = column == 13 ? INFINITY : column == 31 ? NAN : 7.0f;
+                });
+                const Inputs& in = test.setup.inputs;
+                const Problem& p = in.problem;
+                const E4m3Tensor q =
+                    quantise_e4m3(in.q_host, 1, 2, p.seq, d, p.q_strides(), Shares::block, p.scale() * 1.4426950408889634f);
+                const std::vector<float> lse = run_variant(step06::stage(), fp8(), test.setup).result.lse;
+                for_rows(1, 2, p.seq, p.q_strides(), [&](int, int h, int i, std::size_t offset) {
+                    const int blocks = (p.seq + 63) / 64;
+                    const double scale_of_block = q.scales[static_cast<std::size_t>(h * blocks + i / 64)];
+                    const double want = kLn2 * scale_of_block * number(q.elements[offset + static_cast<std::size_t>(column)]);
+                    const double got = lse[static_cast<std::size_t>(h * p.seq + i)];
+                    if (std::isnan(want))
+                        ASSERT_TRUE(std::isnan(got)) << "Q(0, " << h << ", " << i << ", " << column << ")";
+                    else
+                        ASSERT_NEAR(got, want, 1e-5 * std::abs(want) + 1e-6) << "Q(0, " << h << ", " << i << ", " << column << ")";
+                });
+            }
+        }
 }
 
 TEST(Step06Fp8, BlocksOfUnlikeSizes) {

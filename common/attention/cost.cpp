@@ -161,26 +161,16 @@ Movement fp8_movement(const Problem& problem, int Br) {
     const auto blocks = [](long long length) { return (length + rows - 1) / rows; };
     const long long heads = static_cast<long long>(problem.batch) * problem.heads,
                     kv_heads = static_cast<long long>(problem.batch) * problem.kv_heads;
-    long long q_rows = 0, seeing = 0;  // of one query head: rows of Q that are loaded, blocks of them that see a key
-    for (int i0 = 0; i0 < problem.seq; i0 += Br) {
-        if (visited_keys(problem, tiles, true, i0) == 0) continue;
-        q_rows += std::min(Br, problem.seq - i0);
-        for (int i = i0; i < std::min(i0 + Br, problem.seq); i += rows)
-            seeing += problem.visible_keys(std::min(i + rows, problem.seq) - 1) > 0;
-    }
     const long long visits = heads * visited_tiles(problem, tiles, true);
-    const long long k_bytes = q_parallel_movement(problem, tiles, true).requested.tensors[1].read / n.es;
+    const std::vector<TensorTraffic> of_16_bits = q_parallel_movement(problem, tiles, true).requested.tensors;
     const long long v8 = kv_heads * blocks(problem.kv_seq) * rows * n.d;
-    const long long q_scales = heads * blocks(problem.seq) * f32_bytes, kv_scales = kv_heads * blocks(problem.kv_seq) * 4 * f32_bytes;
-    const long long threads = 128;  // of a warpgroup
+    const long long kv_scales = kv_heads * blocks(problem.kv_seq) * 4 * f32_bytes;
     return {.requested = {{
-                {"Q", n.q * n.es, 0},
+                of_16_bits[0],
                 {"K", n.kv * n.es, 0},
                 {"V", n.kv * n.es, 0},
-                {"Q8", heads * q_rows * n.d, n.q},
-                {"K8", k_bytes, n.kv},
+                {"K8", of_16_bits[1].read / n.es, n.kv},
                 {"V8", visits * rows * n.d, v8},
-                {"Q_scale", heads * seeing * threads * f32_bytes, q_scales},
                 {"KV_scale", visits * 4 * f32_bytes, kv_scales},
                 {"O", 0, n.q * n.es},
                 {"LSE", 0, n.rows * f32_bytes},
@@ -189,10 +179,8 @@ Movement fp8_movement(const Problem& problem, int Br) {
                 {"Q", n.q * n.es, 0},
                 {"K", n.kv * n.es, 0},
                 {"V", n.kv * n.es, 0},
-                {"Q8", n.q, n.q},
                 {"K8", n.kv, n.kv},
                 {"V8", v8, v8},
-                {"Q_scale", q_scales, q_scales},
                 {"KV_scale", kv_scales, kv_scales},
                 {"O", 0, n.q * n.es},
                 {"LSE", 0, n.rows * f32_bytes},

@@ -72,10 +72,9 @@ Movement flash1_movement(const Problem& problem, const Tiles& tiles);
 /// @throws InvalidArgument also when Br < 1 or Bc < 1
 Movement q_parallel_movement(const Problem& problem, const Tiles& tiles, bool skip);
 
-/// Stage 06 in FP8, with tiles of Br queries, a warpgroup for each 64 of them, and 64 keys. A kernel before reads Q, K and V once and
-/// writes them in bytes (Q8, K8, V8), with a scale for every 64 rows (of K and V four numbers); V8 has whole blocks of 64 keys. Then as
-/// q_parallel_movement() with skipping, of bytes. With each block of K come the scales; each thread of a warpgroup whose rows see a key
-/// reads that of its queries. DRAM: each kernel reads and writes its tensors once.
+/// Stage 06 in FP8, with tiles of Br queries and 64 keys. A kernel before reads K and V once and writes them in bytes (K8, V8), with four
+/// numbers for every 64 rows, the scales; V8 has whole blocks of 64 keys. Then as q_parallel_movement() with skipping, of bytes but for Q.
+/// With each block of K come the scales. DRAM: each kernel reads and writes its tensors once.
 /// @throws InvalidArgument where check() does
 Movement fp8_movement(const Problem& problem, int Br);
 

@@ -55,13 +55,15 @@ template <class V = uint4>
     return *static_cast<const V*>(from);
 }
 
-/// Reads two floats, 8 aligned bytes, of shared memory.
-[[gnu::always_inline]] SIMT_DEVICE float2 load_shared_8(const float* from) {
+/// Reads 8 aligned bytes of shared memory, as float2 or uint2.
+template <class V = float2>
+[[gnu::always_inline]] SIMT_DEVICE V load_shared_8(const void* from) {
+    static_assert(sizeof(V) == 8);
 #if SIMT_EMULATED
     cpu::block().charge_shared(SharedAccess::vector_load, from, 8);
     cpu::block().read_shared_vector("8-byte load", from, 8);
 #endif
-    return *reinterpret_cast<const float2*>(from);
+    return *static_cast<const V*>(from);
 }
 
 /// Writes two floats, 8 aligned bytes, to shared memory.

@@ -41,25 +41,14 @@ void merge(Forward& args, const TileOrder& order, int Br) {
            args.LSE(), order);
 }
 
-/// A tensor that each part reads of its queries: bytes for each so many rows.
-struct ReadByParts {
-    const char* tensor;
-    long long bytes;
-    int rows = 1;
-};
-
 /// Adds what divided tiles move beside what whole ones do: each part reads its queries, and leaves O and LSE to be merged, LSE by each
 /// thread, twice.
-inline void add_parts(Movement& movement, const TileOrder& order, const Problem& p, int Br, const std::vector<ReadByParts>& reads) {
+inline void add_parts(Movement& movement, const TileOrder& order, const Problem& p, int Br) {
     if (order.pieces() == 0) return;
     long long rows = 0;
-    for (int n = order.split; n < order.count(); n += order.parts) {
-        const int of_tile = std::min(Br, p.seq - order.at(n).tile * Br);
-        rows += of_tile;
-        for (const ReadByParts& read : reads)
-            for (TensorTraffic& t : movement.requested.tensors)
-                if (t.tensor == read.tensor) t.read += (order.parts - 1) * read.bytes * ((of_tile + read.rows - 1) / read.rows);
-    }
+    for (int n = order.split; n < order.count(); n += order.parts) rows += std::min(Br, p.seq - order.at(n).tile * Br);
+    for (TensorTraffic& t : movement.requested.tensors)
+        if (t.tensor == "Q") t.read += (order.parts - 1) * rows * p.head_dim * static_cast<long long>(size_of(p.dtype));
     const long long all = rows * order.parts * static_cast<long long>(sizeof(float));
     movement.requested.tensors.push_back({"O_part", all * p.head_dim, all * p.head_dim});
     movement.requested.tensors.push_back({"LSE_part", 2 * all * (p.head_dim / Merging<64>::kColumns), all});

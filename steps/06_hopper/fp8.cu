@@ -30,7 +30,7 @@ int blocks_of(int rows) { return (rows + kScaled - 1) / kScaled; }
 
 template <class S>
 TileOrder order_of(const Problem& p, const Device& device) {
-    return tile_order(p, device, S::Br, S::Bc, sizeof(E4m3));
+    return tile_order(p, device, S::Br, sizeof(E4m3));
 }
 
 /// A map of a packed tensor (B, heads, rows, D) whose boxes are tiles.
@@ -49,39 +49,32 @@ void launch_both(Forward& args) {
     const Problem& p = args.problem;
     const int kv_padded = blocks_of(p.kv_seq) * kScaled;
     const long long v_head = static_cast<long long>(D) * kv_padded;
-    auto* const Q8 = args.workspace.get<E4m3>("Q8", static_cast<std::size_t>(p.q_elements()));
     auto* const K8 = args.workspace.get<E4m3>("K8", static_cast<std::size_t>(p.kv_elements()));
     auto* const V8 = args.workspace.get<E4m3>("V8", static_cast<std::size_t>(p.batch * p.kv_heads * v_head));
-    constexpr float kLog2e = 1.4426950408889634f;
-
-    const int q_blocks = blocks_of(p.seq), kv_blocks = blocks_of(p.kv_seq), all_kv_blocks = p.batch * p.kv_heads * kv_blocks;
-    auto* const Q_scale = args.workspace.get<float>("Q_scale", static_cast<std::size_t>(p.batch * p.heads * q_blocks));
+    const int kv_blocks = blocks_of(p.kv_seq), all_kv_blocks = p.batch * p.kv_heads * kv_blocks;
     auto* const KV_scale = args.workspace.get<float>("KV_scale", static_cast<std::size_t>(all_kv_blocks) * 4);
-    const std::array<int, 3> of_queries{p.batch, p.heads, q_blocks};
 
     launch(quantise<T, D>,
            {.name = "quantise",
-            .grid = dim3(static_cast<unsigned>(p.heads * q_blocks + 2 * p.kv_heads * kv_blocks), static_cast<unsigned>(p.batch)),
+            .grid = dim3(static_cast<unsigned>(2 * p.kv_heads * kv_blocks), static_cast<unsigned>(p.batch)),
             .block = Quantisation<D>::kThreads,
             .smem = Quantisation<D>::kShared,
             .exec = &args.exec},
-           args.Q<T>(), args.K<T>(), args.V<T>(),  //
-           simt::packed_view<uint2, 4>("Q8", reinterpret_cast<uint2*>(Q8), {p.batch, p.heads, p.seq, D / 8}),
+           args.K<T>(), args.V<T>(),  //
            simt::packed_view<uint2, 4>("K8", reinterpret_cast<uint2*>(K8), {p.batch, p.kv_heads, p.kv_seq, D / 8}),
            simt::packed_view<std::uint32_t, 4>("V8", reinterpret_cast<std::uint32_t*>(V8), {p.batch, p.kv_heads, D, kv_padded / 4}),
-           simt::packed_view<float, 3>("Q_scale", Q_scale, of_queries),
-           simt::packed_view<float, 4>("KV_scale", KV_scale, {p.batch, p.kv_heads, kv_blocks, 4}), p.scale() * kLog2e);
+           simt::packed_view<float, 4>("KV_scale", KV_scale, {p.batch, p.kv_heads, kv_blocks, 4}));
 
     const TileOrder order = order_of<S>(p, args.device);
     const Parts parts = step06::parts(args, order, S::Br);
     launch(fp8<T, S>, {.name = "fp8", .grid = grid_of(order, args.device), .block = S::kThreads, .smem = sizeof(Smem), .exec = &args.exec},
-           map_of_rows<typename Smem::QTile, D>("Q8", Q8, p.batch, p.heads, p.seq),
+           map_of<const T>(kVariant, "Q", args.q, p, p.heads, p.seq, 64),
            map_of_rows<typename Smem::KTile, D>("K8", K8, p.batch, p.kv_heads, p.kv_seq),
            ptx::make_tensor_map<const E4m3, 4>("V8", V8, {kv_padded, D, p.kv_heads, p.batch}, {kv_padded, v_head, p.kv_heads * v_head},
                                                {S::Bc, D, 1, 1}, Smem::VTile::kSwizzle),
            ptx::make_tensor_map<const float, 2>("KV_scale", KV_scale, {4, all_kv_blocks}, {4}, {4, 1}, ptx::Swizzle::none),
-           map_of<T>(kVariant, "O", args.o, p, p.heads, p.seq, 64), simt::packed_view<const float, 3>("Q_scale", Q_scale, of_queries),
-           args.LSE(), claims(args), parts.O, parts.LSE, order, p.kv_seq, p.heads / p.kv_heads, Mask(p));
+           map_of<T>(kVariant, "O", args.o, p, p.heads, p.seq, 64), args.LSE(), claims(args), parts.O, parts.LSE, order, p.kv_seq,
+           p.heads / p.kv_heads, p.scale() * 1.4426950408889634f, Mask(p));
     merge<T, D>(args, order, S::Br);
 }
 
@@ -94,18 +87,16 @@ Movement moves(const Problem& p, const Device& device) {
         const TileOrder order = order_of<S>(p, device);
         Movement movement = fp8_movement(p, S::Br);
         movement.requested.tensors.push_back(claims_moved(order, device));
-        add_parts(movement, order, p, S::Br, {{"Q8", p.head_dim, 1}, {"Q_scale", 128 * sizeof(float), kScaled}});
+        add_parts(movement, order, p, S::Br);
         return movement;
     });
 }
 
 std::size_t workspace_bytes(const Problem& p, const Device& device) {
-    const auto heads = static_cast<std::size_t>(p.batch) * static_cast<std::size_t>(p.heads),
-               kv_heads = static_cast<std::size_t>(p.batch) * static_cast<std::size_t>(p.kv_heads);
-    const auto q_blocks = static_cast<std::size_t>(blocks_of(p.seq)), kv_blocks = static_cast<std::size_t>(blocks_of(p.kv_seq));
-    return static_cast<std::size_t>(p.q_elements() + p.kv_elements()) +
-           kv_heads * kv_blocks * kScaled * static_cast<std::size_t>(p.head_dim) +
-           (heads * q_blocks + 4 * kv_heads * kv_blocks) * sizeof(float) + kClaimBytes +
+    const auto kv_blocks =
+        static_cast<std::size_t>(p.batch) * static_cast<std::size_t>(p.kv_heads) * static_cast<std::size_t>(blocks_of(p.kv_seq));
+    return static_cast<std::size_t>(p.kv_elements()) + kv_blocks * kScaled * static_cast<std::size_t>(p.head_dim) +
+           4 * kv_blocks * sizeof(float) + kClaimBytes +
            with_fp8_shape(p.head_dim, [&]<class S>() { return parts_bytes(order_of<S>(p, device), S::Br, S::D); });
 }
 

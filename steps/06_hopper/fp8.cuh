@@ -1,6 +1,6 @@
-// Attention on 8-bit tensor cores. Q, K and V are e4m3 with a scale for every 64 rows (quantise.cuh), V is transposed; P is rounded to
-// e4m3 in registers. As in 06c a thread block stays on its SM and goes from tile to tile. Its warpgroups take no turns: each has 64 queries
-// of a tile, held in registers, and the softmax of one runs under the products of the others.
+// Attention on 8-bit tensor cores. Q, K and V are e4m3 with a scale for every 64 rows (quantise.cuh), V is transposed; Q and P are rounded
+// to e4m3 in registers. As in 06c a thread block stays on its SM and goes from tile to tile. Its warpgroups take no turns: each has 64
+// queries of a tile, held in registers, and the softmax of one runs under the products of the others.
 #pragma once
 
 #include "06_hopper/quantise.cuh"
@@ -12,8 +12,8 @@
 #include "ptx/elect.hpp"
 #include "ptx/ex2.hpp"
 #include "ptx/fence.hpp"
-#include "ptx/ldmatrix.hpp"
 #include "ptx/mbarrier.hpp"
+#include "ptx/mma.hpp"
 #include "ptx/setmaxnreg.hpp"
 #include "ptx/stmatrix.hpp"
 #include "ptx/wgmma.hpp"
@@ -42,12 +42,6 @@ struct alignas(1024) ByteTile {
     }
     /// Bytes from the first 32 columns to the k-th 32.
     static SIMT_DEVICE constexpr int column_step(int k) { return 32 * k / kLine * kPanel + 32 * k % kLine; }
-
-    /// Address of elements (r, c) .. (r, c + 15); c is a multiple of 16.
-    SIMT_DEVICE const E4m3* chunk(int r, int c) const {
-        const int offset = c / kLine * kPanel + r * kLine + c % kLine;
-        return data + (offset ^ (offset >> 3 & (kLine - 16)));
-    }
 };
 
 /// Shape of a thread block's work: kGroups warpgroups for 64 query rows each and one of which a lane loads.
@@ -66,37 +60,70 @@ struct Fp8Shape {
 
 template <class T, class Shape>
 struct Fp8Shared {
-    using QTile = ByteTile<64, Shape::D>;
+    using QTile = Tile<T, 64, Shape::D>;
     using KTile = ByteTile<Shape::Bc, Shape::D>;
     using VTile = ByteTile<Shape::D, Shape::Bc>;  // transposed
-    using OTile = Tile<T, 64, Shape::D>;
-    struct alignas(128) Scales {  // as TMA writes them
+    struct alignas(128) Scales {                  // as TMA writes them
         float4 of_block;
     };
-    QTile q[Shape::kGroups];
-    OTile o[Shape::kGroups];
+    QTile q[Shape::kGroups], o[Shape::kGroups];
     KTile k[Shape::kSlots];
     VTile v[Shape::kSlots];
     Scales scales[Shape::kSlots];  // they come with K
     Mbarrier q_full[Shape::kGroups], q_empty[Shape::kGroups];
     Mbarrier k_full[Shape::kSlots], k_empty[Shape::kSlots], v_full[Shape::kSlots], v_empty[Shape::kSlots];
     Task task[Shape::kGroups];
+    float4 largest[Shape::kGroups];  // of Q, in each warp
 };
 
+/// The A operand of 64 queries, and their scale, that of products Q K^T in units of log 2. The 128 threads of a warpgroup call it together.
+template <class T, int D, class Sync>
+SIMT_DEVICE float quantise_queries(std::uint32_t (&q)[D / 32][4], Tile<T, 64, D>& queries, float4& largest_of_warps, float factor,
+                                   Sync&& sync_warpgroup) {
+    const int warp = threadIdx.x / 32 % 4, lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
+    const auto for_words = [&](auto&& f) {  // each of four neighbouring elements of a row
+#pragma unroll
+        for (int k = 0; k < D / 32; ++k)
+#pragma unroll
+            for (int e = 0; e < 4; ++e) {
+                const int column = 32 * k + e / 2 * 16 + 4 * t;
+                const uint2 four = simt::load_shared_8<uint2>(queries.chunk(16 * warp + e % 2 * 8 + g, column / 8 * 8) + column % 8);
+                const float2 left = ptx::unpack<T>(four.x), right = ptx::unpack<T>(four.y);
+                f(q[k][e], left.x, left.y, right.x, right.y);
+            }
+    };
+    const auto over_warpgroup = [&](float largest) {
+        largest = simt::warp_max(largest);
+        sync_warpgroup();  // nobody reads maxima of before
+        if (lane == 0) simt::store_shared_4(&largest_of_warps.x + warp, static_cast<std::uint32_t>(__float_as_int(largest)));
+        sync_warpgroup();  // all maxima are there
+        const float4 all = simt::load_shared_16<float4>(&largest_of_warps);
+        return fmaxf(fmaxf(all.x, all.y), fmaxf(all.z, all.w));
+    };
+    const auto for_each = [&](auto&& f) {
+        for_words([&](std::uint32_t&, float x0, float x1, float x2, float x3) { f(x0), f(x1), f(x2), f(x3); });
+    };
+    const Scaling scaling(largest_magnitude(for_each, over_warpgroup), factor);
+    for_words([&](std::uint32_t& word, float x0, float x1, float x2, float x3) {
+        word = simt::pack_e4m3(scaling(x0), scaling(x1), scaling(x2), scaling(x3));
+    });
+    return scaling.scale;
+}
+
 template <class T, class Shape>
-__global__ __launch_bounds__(Shape::kThreads, 1) void fp8(  // tensors as their maps see them, with L the bytes of a tile's line:
-    const __grid_constant__ TensorMap Q_map,                // (B, Hq, D / L, Nq, L)
-    const __grid_constant__ TensorMap K_map,                // (B, Hkv, D / L, Nkv, L)
+__global__ __launch_bounds__(Shape::kThreads, 1) void fp8(  // tensors as their maps see them:
+    const __grid_constant__ TensorMap Q_map,                // (B, Hq, D / 64, Nq, 64)
+    const __grid_constant__ TensorMap K_map,                // (B, Hkv, D / L, Nkv, L) with L the bytes of a tile's line
     const __grid_constant__ TensorMap V_map,                // (B, Hkv, D, Nkv up to whole blocks)
     const __grid_constant__ TensorMap KV_scale_map,         // (B Hkv ceil(Nkv / 64), 4)
     const __grid_constant__ TensorMap O_map,                // (B, Hq, D / 64, Nq, 64)
-    TensorView<const float, 3> Q_scale3,                    // (B, Hq, ceil(Nq / 64)): of the products Q K^T in units of log 2
     TensorView<float, 3> LSE3,                              // (B, Hq, Nq)
     TensorView<int, 1> claims,                              // (2): tiles claimed, blocks that are through; zero before and after
     TensorView<float, 3> O_part,                            // (pieces of divided tiles, Br, D)
     TensorView<float, 2> LSE_part,                          // (pieces, Br)
     TileOrder order, int Nkv,
-    int group,  // query heads that share a key/value head
+    int group,         // query heads that share a key/value head
+    float scale_log2,  // softmax_scale * log2(e)
     Mask mask) {
     constexpr int D = Shape::D, Bc = Shape::Bc, Br = Shape::Br, kSlots = Shape::kSlots, kGroups = Shape::kGroups;
     constexpr int kN = Bc / 8;   // 8-key columns of S
@@ -209,10 +236,8 @@ __global__ __launch_bounds__(Shape::kThreads, 1) void fp8(  // tensors as their 
         float o[D / 2] = {};
         float m[2] = {-INFINITY, -INFINITY}, l[2] = {};  // in units of log 2; l of this lane's columns only, until the end
         std::uint32_t q[kQ][4];                          // A operand
-        if (own_blocks > 0) {
-#pragma unroll
-            for (int k = 0; k < kQ; ++k) ptx::ldmatrix_x4(q[k], smem.q[wg].chunk(row0 + lane % 16, 32 * k + lane / 16 * 16));
-        }
+        float q_scale = 0.0f;
+        if (own_blocks > 0) q_scale = quantise_queries(q, smem.q[wg], smem.largest[wg], scale_log2, sync_warpgroup);
         ptx::mbarrier_arrive(smem.q_empty[wg]);  // all that have read say so
 
         // Blocks of keys that only other warpgroups see are handed back. All threads wait for them, though one would do: where threads go
@@ -228,7 +253,6 @@ __global__ __launch_bounds__(Shape::kThreads, 1) void fp8(  // tensors as their 
             }
         }
         if (own_blocks > 0) {
-            const float q_scale = Q_scale3(b, h, i0 / kScaled);
             float limit[2];          // of what a score may be while m stays
             std::uint32_t p[kK][4];  // A operand of the next P V
             const auto start_pv = [&](unsigned at) {

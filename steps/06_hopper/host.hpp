@@ -71,18 +71,18 @@ inline int grid_of(const TileOrder& order, const Device& device, int cluster = 1
 
 /// The order in which the blocks of a persistent grid take tiles of Br queries. @param element bytes of one of K or V
 /// @param cluster blocks that take neighbouring tiles together
-inline TileOrder tile_order(const Problem& p, const Device& device, int Br, int Bc, std::size_t element, int cluster = 1) {
+inline TileOrder tile_order(const Problem& p, const Device& device, int Br, std::size_t element, int cluster = 1) {
     const int tiles = (p.seq + Br - 1) / Br, heads = p.heads * p.batch;
     if (!p.causal) {
         TileOrder order{.tiles = (tiles + cluster - 1) / cluster * cluster, .heads = p.heads, .batch = p.batch, .bundle = 1};
         if (cluster > 1) return order;
         // The last round, where it does not fill the GPU, is divided by keys: in as few parts as make it shortest, 4 at most, where that
-        // saves more than the time of kWorthIt blocks of keys. So much take a part's beginning and end, and the kernel that merges.
-        constexpr double kWorthIt = 48;
-        const int sms = std::max(device.sms, 1), left = order.count() % sms, blocks = (p.kv_seq + Bc - 1) / Bc;
+        // saves more than the time of kWorthIt keys. So much take a part's beginning and end, and the kernel that merges.
+        constexpr double kWorthIt = 3072;
+        const int sms = std::max(device.sms, 1), left = order.count() % sms;
         const auto length = [&](int parts) { return static_cast<double>((left * parts + sms - 1) / sms) / parts; };  // of a whole tile
         for (int parts = 2; left > 0 && parts <= 4; ++parts)
-            if (length(parts) < length(order.parts) && (1 - length(parts)) * blocks > kWorthIt) order.parts = parts;
+            if (length(parts) < length(order.parts) && (1 - length(parts)) * p.kv_seq > kWorthIt) order.parts = parts;
         order.split = order.all_tiles() - left;
         return order;
     }

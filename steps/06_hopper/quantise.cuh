@@ -1,5 +1,6 @@
-// From 16 bits to e4m3: 64 rows of a head have one scale, the number that their largest magnitude is 448 times of. Q and K keep their
-// shape; V is transposed, because tensor cores take operands of 8 bits only with the summed index contiguous: for P V these are the keys.
+// From 16 bits to e4m3: 64 rows of a head have one scale, the number that their largest magnitude is 448 times of. K keeps its shape; V is
+// transposed, because tensor cores take operands of 8 bits only with the summed index contiguous: for P V these are the keys. Q is
+// quantised where it is used, since each row of it is used by one thread block only.
 #pragma once
 
 #include "ptx/mma.hpp"
@@ -48,34 +49,45 @@ struct Eight {
     }
 };
 
-/// The largest magnitude of the elements that the threads of the block hold, kChunks times eight each. Infinite ones and NaN do not
-/// count: they become NaN, whatever the scale.
+/// The largest magnitude of the elements that some threads hold. Infinite ones and NaN do not count: they become NaN, whatever the scale.
+/// @param for_each calls what it is given with each element of this thread @param over_all makes of the largest of each thread that of all
+template <class ForEach, class OverAll>
+SIMT_DEVICE float largest_magnitude(ForEach&& for_each, OverAll&& over_all) {
+    float largest = 0.0f;
+    for_each([&](float x) { largest = fmaxf(largest, fabsf(x)); });  // fmaxf() ignores NaN
+    largest = over_all(largest);
+    if (largest == INFINITY) {
+        largest = 0.0f;
+        for_each([&](float x) { largest = fmaxf(largest, fabsf(x) < INFINITY ? fabsf(x) : 0.0f); });
+        largest = over_all(largest);
+    }
+    return largest;
+}
+
+/// The same of what the threads of the block hold.
 template <class T, int D, int kChunks>
 SIMT_DEVICE float largest_of_block(const Chunk (&chunks)[kChunks]) {
     constexpr int kWarps = Quantisation<D>::kWarps;
     simt::SharedArena smem;
     const auto of_warps = smem.vector<float>("of_warps", kWarps);
-    const auto over_block = [&](auto&& size_of) {
-        float largest = 0.0f;
+    const auto for_each = [&](auto&& f) {
 #pragma unroll
         for (const Chunk& chunk : chunks) {
             const Eight<T> eight(chunk);
 #pragma unroll
-            for (const float x : eight.x) largest = fmaxf(largest, size_of(x));
+            for (const float x : eight.x) f(x);
         }
+    };
+    const auto over_block = [&](float largest) {
         largest = simt::warp_max(largest);
+        __syncthreads();  // nobody reads maxima of before
         if (threadIdx.x % 32 == 0) of_warps(threadIdx.x / 32) = largest;
         __syncthreads();  // before the maxima of the other warps are read
 #pragma unroll
         for (int w = 0; w < kWarps; ++w) largest = fmaxf(largest, of_warps(w));
         return largest;
     };
-    float largest = over_block([](float x) { return fabsf(x); });  // fmaxf() ignores NaN
-    if (largest == INFINITY) {
-        __syncthreads();  // before the maxima are written again
-        largest = over_block([](float x) { return fabsf(x) < INFINITY ? fabsf(x) : 0.0f; });
-    }
-    return largest;
+    return largest_magnitude(for_each, over_block);
 }
 
 /// What a block is divided by, and what its elements are multiplied with for that, where they are multiplied by `factor` too.
@@ -91,18 +103,18 @@ struct Scaling {
     // exercise 06.5 end
 };
 
-/// Rows 64 n to 64 n + 63 of a head of Q or K. One thread calls tell() with the scale.
+/// Keys 64 n to 64 n + 63 of a head of K. One thread calls tell() with the scale.
 template <class T, int D, class Tell>
-SIMT_DEVICE void quantise_rows(const TensorView<const T, 2>& X,      // (N, D)
-                               const TensorView<uint2, 2>& X8_by_8,  // (N, D / 8)
-                               int n, float factor, Tell&& tell) {
+SIMT_DEVICE void quantise_rows(const TensorView<const T, 2>& K,      // (Nkv, D)
+                               const TensorView<uint2, 2>& K8_by_8,  // (Nkv, D / 8)
+                               int n, Tell&& tell) {
     constexpr int kRow = D / 8;  // chunks of eight elements
-    const int row0 = kScaled * n + threadIdx.x / kRow, c = threadIdx.x % kRow, rows = X.extent(0) - row0;
+    const int row0 = kScaled * n + threadIdx.x / kRow, c = threadIdx.x % kRow, rows = K.extent(0) - row0;
     Chunk chunks[8] = {};
 #pragma unroll
     for (int u = 0; u < 8; ++u)
-        if (8 * u < rows) load(chunks[u], &X(row0 + 8 * u, 8 * c));
-    const Scaling scaling(largest_of_block<T, D>(chunks), factor);
+        if (8 * u < rows) load(chunks[u], &K(row0 + 8 * u, 8 * c));
+    const Scaling scaling(largest_of_block<T, D>(chunks), 1.0f);
     if (threadIdx.x == 0) tell(scaling.scale);
 #pragma unroll
     for (int u = 0; u < 8; ++u) {
@@ -112,7 +124,7 @@ SIMT_DEVICE void quantise_rows(const TensorView<const T, 2>& X,      // (N, D)
 #pragma unroll
         for (int e = 0; e < 8; ++e) x[e] = scaling(x[e]);
         if (8 * u < rows)
-            X8_by_8(row0 + 8 * u, c) = uint2{simt::pack_e4m3(x[0], x[1], x[2], x[3]), simt::pack_e4m3(x[4], x[5], x[6], x[7])};
+            K8_by_8(row0 + 8 * u, c) = uint2{simt::pack_e4m3(x[0], x[1], x[2], x[3]), simt::pack_e4m3(x[4], x[5], x[6], x[7])};
     }
 }
 
@@ -150,39 +162,25 @@ SIMT_DEVICE void quantise_transposed(const TensorView<const T, 2>& V,           
     }
 }
 
-/// One thread block for 64 rows of a head: first those of Q, then of K, then of V.
+/// One thread block for 64 rows of a head: first those of K, then of V.
 template <class T, int D>
 __global__ __launch_bounds__(Quantisation<D>::kThreads, Quantisation<D>::kBlocks) void quantise(
-    TensorView<const T, 4> Q,              // (B, Hq, Nq, D)
     TensorView<const T, 4> K,              // (B, Hkv, Nkv, D)
     TensorView<const T, 4> V,              // (B, Hkv, Nkv, D)
-    TensorView<uint2, 4> Q8_by_8,          // (B, Hq, Nq, D / 8)
     TensorView<uint2, 4> K8_by_8,          // (B, Hkv, Nkv, D / 8)
     TensorView<std::uint32_t, 4> V8_by_4,  // (B, Hkv, D, Nkv up to whole blocks / 4)
-    TensorView<float, 3> Q_scale,          // (B, Hq, ceil(Nq / 64))
-    TensorView<float, 4> KV_scale,         // (B, Hkv, ceil(Nkv / 64), 4): K's, V's, log2 of that and its inverse
-    float q_factor) {
-    const int of_q = Q_scale.extent(2), of_kv = KV_scale.extent(2), q_blocks = Q.extent(1) * of_q, kv_blocks = K.extent(1) * of_kv;
-    const int b = blockIdx.y;
-    int n = blockIdx.x;
-    if (n < q_blocks) {
-        const int h = n / of_q;
-        const auto tell = [&](float scale) { Q_scale(b, h, n % of_q) = scale; };
-        return quantise_rows<T, D>(Q(b, h), Q8_by_8(b, h), n % of_q, q_factor, tell);
+    TensorView<float, 4> KV_scale) {       // (B, Hkv, ceil(Nkv / 64), 4): K's, V's, log2 of that and its inverse
+    const int of_head = KV_scale.extent(2), of_k = K.extent(1) * of_head;  // blocks
+    const int b = blockIdx.y, x = blockIdx.x, n = x % of_k % of_head, h = x % of_k / of_head;
+    if (x < of_k) {
+        const auto tell = [&](float scale) { KV_scale(b, h, n, 0) = scale; };
+        return quantise_rows<T, D>(K(b, h), K8_by_8(b, h), n, tell);
     }
-    n -= q_blocks;
-    if (n < kv_blocks) {
-        const int h = n / of_kv;
-        const auto tell = [&](float scale) { KV_scale(b, h, n % of_kv, 0) = scale; };
-        return quantise_rows<T, D>(K(b, h), K8_by_8(b, h), n % of_kv, 1.0f, tell);
-    }
-    n -= kv_blocks;
-    const int h = n / of_kv;
     const auto tell = [&](float scale) {
-        const auto scales = KV_scale(b, h, n % of_kv);
+        const auto scales = KV_scale(b, h, n);
         scales(1) = scale, scales(2) = log2f(scale), scales(3) = 1.0f / scale;
     };
-    quantise_transposed<T, D>(V(b, h), V8_by_4(b, h), n % of_kv, tell);
+    quantise_transposed<T, D>(V(b, h), V8_by_4(b, h), n, tell);
 }
 
 }  // namespace step06

@@ -40,7 +40,7 @@ struct VoteFirstShape {
     static constexpr int Br = 64 * kGroups;
     static constexpr int kConsumers = 128 * kGroups;  // threads
     static constexpr int kThreads = kConsumers + 128;
-    static constexpr int kSlots = 2;
+    static constexpr int kSlots = D == 64 ? 4 : 2;
     static constexpr bool kOwnO = D < 256;  // O has memory of its own, so that the next Q can be loaded while it goes out
     // A thread block begins with the same for all threads, in steps of 8.
     static constexpr int kRegisters = 65536 / kThreads / 8 * 8, kProducerRegisters = kGroups == 2 ? 40 : kGroups == 3 ? 32 : 24;

@@ -9,11 +9,14 @@ namespace step06 {
 
 /// Calls f with 06c's shape for a problem. As many warpgroups as O (64 D), S (64 Bc) and P (half of that) leave registers for.
 /// Clusters pay where a block has few rows for the K and V that it reads, which is d = 256; with a mask the tiles of a cluster end at
-/// different times, and its blocks would wait for each other.
+/// different times, and its blocks would wait for each other. d = 64: with many keys a step is worth making longer, since that takes fewer
+/// instructions; with few, four warpgroups begin and end a tile faster than three.
 template <class F>
 decltype(auto) with_vote_first_shape(const Problem& p, F&& f) {
     switch (p.head_dim) {
-        case 64: return f.template operator()<VoteFirstShape<64, 64, 4, 1>>();
+        case 64:
+            if (!p.causal && p.kv_seq >= 8192) return f.template operator()<VoteFirstShape<64, 128, 3, 1>>();
+            return f.template operator()<VoteFirstShape<64, 64, 4, 1>>();
         case 128: return f.template operator()<VoteFirstShape<128, 80, 3, 1>>();
         default:
             if (p.causal) return f.template operator()<VoteFirstShape<256, 80, 2, 1>>();
@@ -27,7 +30,7 @@ void launch_vote_first(Forward& args, const W& watch) {
     const Problem& p = args.problem;
     with_tensors(variant, args, [&]<class T>() {
         with_vote_first_shape(p, [&]<class S>() {
-            const TileOrder order = tile_order(p, args.device, S::Br, S::Bc, sizeof(T), S::kCluster);
+            const TileOrder order = tile_order(p, args.device, S::Br, sizeof(T), S::kCluster);
             const Parts parts = step06::parts(args, order, S::Br);
             const auto of_queries = [&]<class E>(const char* name, const TensorRef& t) {
                 return map_of<E>(variant, name, t, p, p.heads, p.seq, 64);

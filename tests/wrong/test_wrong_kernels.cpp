@@ -116,21 +116,22 @@
 WRONG_KERNELS(DECLARE)
 
 // Of variant 06d.
-#define WRONG_FP8_KERNELS(X)          \
-    X(fp8_not_scaled)                 \
-    X(fp8_scale_of_another_block)     \
-    X(fp8_scale_of_values_in_the_sum) \
-    X(fp8_keys_in_order)              \
-    X(fp8_not_rescaled)               \
-    X(fp8_sum_not_rescaled)           \
-    X(fp8_largest_of_negative_ones)   \
-    X(fp8_maximum_too_old)            \
-    X(fp8_tail_not_zeroed)            \
-    X(fp8_infinity_saturated)         \
-    X(fp8_zero_times_infinity)        \
-    X(fp8_warps_scale_alone)          \
-    X(fp8_passed_over_unseen)         \
-    X(fp8_queries_released_too_early) \
+#define WRONG_FP8_KERNELS(X)                 \
+    X(fp8_not_scaled)                        \
+    X(fp8_scale_of_another_block)            \
+    X(fp8_scale_of_values_in_the_sum)        \
+    X(fp8_keys_in_order)                     \
+    X(fp8_not_rescaled)                      \
+    X(fp8_sum_not_rescaled)                  \
+    X(fp8_largest_of_negative_ones)          \
+    X(fp8_maximum_too_old)                   \
+    X(fp8_tail_not_zeroed)                   \
+    X(fp8_infinity_saturated)                \
+    X(fp8_zero_times_infinity)               \
+    X(fp8_warps_scale_alone)                 \
+    X(fp8_passed_over_unseen)                \
+    X(fp8_largest_of_queries_read_too_early) \
+    X(fp8_queries_released_too_early)        \
     X(fp8_output_still_leaving)
 
 #define WRONG_VOTE_FIRST_KERNELS(X) \
@@ -679,6 +680,9 @@ TEST(WrongKernels, Fp8ZeroTimesInfinity) {
     expect_told_of(fp8_zero_times_infinity::fp8_variant(), test, kNan);
 }
 TEST(WrongKernels, Fp8WarpsScaleAlone) { expect_race_told_of(fp8_warps_scale_alone::fp8_variant(), "race in quantise: .*of_warps"); }
+TEST(WrongKernels, Fp8LargestOfQueriesReadTooEarly) {
+    expect_race_told_of(fp8_largest_of_queries_read_too_early::fp8_variant(), "race in fp8");
+}
 TEST(WrongKernels, Fp8PassedOverUnseen) {
     expect_race_told_of(fp8_passed_over_unseen::fp8_variant(), "TMA load in fp8: .* writes shared memory\\([0-9]+\\) while a wgmma");
 }
