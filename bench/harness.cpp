@@ -159,7 +159,7 @@ private:
             if (options_.stop_after && seconds_since(start_) > *options_.stop_after) {
                 throw Skipped("not begun within --stop-after (" + rough_duration(*options_.stop_after) + ")");
             }
-            if (const auto reason = variant.refuses(problem, device_)) throw Refused(*reason);
+            if (const auto reason = why_refused(variant, problem, device_)) throw Refused(*reason);
             Measured measured;
             measured.flops = flops(problem, direction);
             const Movement movement = variant.movement(problem, device_);
@@ -211,7 +211,7 @@ private:
         const Variant* last = nullptr;
         if (before_)
             for (const Variant& variant : before_->variants)
-                if (!variant.refuses(problem, device_)) last = &variant;
+                if (!why_refused(variant, problem, device_)) last = &variant;
         return last;
     }
 

@@ -31,7 +31,7 @@ std::vector<const Stage*> select(const std::vector<std::string>& ids) {
 template <class AnyVariant>
 void print(const Gpu& gpu, const Device& device, const AnyVariant& variant, const Problem& problem, double counted, double calculated) {
     std::cout << "  " << std::left << std::setw(28) << variant.id + " " + variant.name << std::right;
-    if (const auto reason = variant.refuses(problem, device)) {
+    if (const auto reason = why_refused(variant, problem, device)) {
         std::cout << "  refused: " << *reason << "\n";
         return;
     }

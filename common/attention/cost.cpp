@@ -13,7 +13,7 @@ struct Sizes {
     long long d;
     long long rows;   ///< B * Hq * Nq
     long long q, kv;  ///< elements of Q (and O); of K (and V)
-    long long pairs;  ///< (row, key) pairs: B * Hq * Nq * Nkv, masked ones included
+    long long pairs;  ///< Problem::pairs()
 
     explicit Sizes(const Problem& p)
         : es(static_cast<long long>(size_of(p.dtype))),
@@ -21,7 +21,7 @@ struct Sizes {
           rows(p.rows()),
           q(p.q_elements()),
           kv(p.kv_elements()),
-          pairs(p.rows() * p.kv_seq) {}
+          pairs(p.pairs()) {}
 };
 
 /// How many (block of keys, query row) pairs a backward pass visits, over all query heads, where a head has `end` rows.
@@ -49,7 +49,7 @@ long long Traffic::written() const {
 }
 
 double forward_flops(const Problem& problem) {
-    const double flops = 4.0 * static_cast<double>(problem.rows()) * problem.kv_seq * problem.head_dim;
+    const double flops = 4.0 * static_cast<double>(problem.pairs()) * problem.head_dim;
     return problem.causal ? flops / 2 : flops;
 }
 

@@ -27,7 +27,8 @@ struct Traffic {
     long long total() const { return read() + written(); }
 };
 
-/// Forward FLOPs as the FlashAttention papers count them: 4 * B * Hq * Nq * Nkv * d, halved when causal.
+/// Forward FLOPs as the FlashAttention papers count them: 4 * B * Hq * Nq * Nkv * d, halved when causal; of a packed batch the sum over its
+/// sequences.
 double forward_flops(const Problem& problem);
 
 /// FLOPs of `products` matrix products of Nq x Nkv x d, each 2 * B * Hq * Nq * Nkv * d, halved when causal: what a kernel calculates.

@@ -268,8 +268,7 @@ private:
     template <class T>
     Statistics compute(const Candidate& candidate, RowPlace at, const std::vector<double>* cached, std::vector<double>& s, double* o,
                        Row& row) const {
-        row = row_at(problem_, tensors_.q, tensors_.k, tensors_.v, at);
-        row.visible = problem_.kv_seq;
+        row = row_of_all_keys(problem_, tensors_.q, tensors_.k, tensors_.v, at);
         const Row right = row;
         if (candidate.mistake->reads) candidate.mistake->reads(tensors_, at, candidate.parameter, row);
         s.resize(problem_.kv_seq);
@@ -303,7 +302,7 @@ private:
     std::vector<Candidate> candidates() const {
         std::vector<Candidate> list;
         for (const Mistake& mistake : mistakes())
-            for (Parameter& p : mistake.parameters(problem_)) list.push_back({&mistake, std::move(p)});
+            for (Parameter& p : parameters_of(mistake, problem_)) list.push_back({&mistake, std::move(p)});
         return list;
     }
 
@@ -370,8 +369,7 @@ private:
         on_all_cores(
             static_cast<long long>(screen.size()), [] { return 0; },
             [&](long long n, int) {
-                Row row = row_at(problem_, tensors_.q, tensors_.k, tensors_.v, place_of(problem_, want_.rows[screen[n]]));
-                row.visible = problem_.kv_seq;
+                Row row = row_of_all_keys(problem_, tensors_.q, tensors_.k, tensors_.v, place_of(problem_, want_.rows[screen[n]]));
                 cache[n].exact.resize(row.visible);
                 cache[n].plain.resize(row.visible);
                 dot_products<double>(row, cache[n].exact.data());
@@ -472,8 +470,7 @@ private:
                 outcomes[r] = outcome(candidate, at, nullptr, scratch);
                 std::copy(scratch.exact.begin(), scratch.exact.end(), exact.o.begin() + r * d);
                 std::copy(scratch.plain.begin(), scratch.plain.end(), plain.o.begin() + r * d);
-                Row row = row_at(problem_, tensors_.q, tensors_.k, tensors_.v, at);
-                row.visible = problem_.kv_seq;
+                Row row = row_of_all_keys(problem_, tensors_.q, tensors_.k, tensors_.v, at);
                 if (candidate.mistake->reads) candidate.mistake->reads(tensors_, at, candidate.parameter, row);
                 noise_scales(row, scratch.s, &exact.o_scale[r * d], exact.lse_scale[r]);
                 const long long first = address(layout, exact.rows[r]);

@@ -132,10 +132,10 @@ private:
     };
 
     Pair pair(const Mistake& mistake, RowPlace at, int j) const {
-        Row row = row_at(p_, in_.q.data(), in_.k.data(), in_.v.data(), at);
-        const bool hidden = j >= row.visible;
-        row.k += j * row.kv_stride;
-        row.v += j * row.kv_stride;
+        const KeyRange seen = p_.keys_of(at.i);
+        const bool hidden = j < seen.begin || j >= seen.end;
+        Row row = row_of_all_keys(p_, in_.q.data(), in_.k.data(), in_.v.data(), at);
+        narrow(row, {j, j + 1});
         const long long r = (static_cast<long long>(at.b) * p_.heads + at.h) * p_.seq + at.i;
         if ((hidden && !mistake.no_mask) || !std::isfinite(lse_[r])) return {0, 0, row};
         const float* const gradient = in_.d_o.data() + offset(at);

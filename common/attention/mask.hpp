@@ -12,7 +12,8 @@ struct Mask {
     bool causal;
     int offset;  ///< Nkv - Nq: causal is aligned to the bottom right
 
-    explicit Mask(const Problem& problem) : causal(problem.causal), offset(problem.kv_seq - problem.seq) {}
+    explicit Mask(const Problem& problem) : Mask(problem.causal, problem.seq, problem.kv_seq) {}
+    SIMT_BOTH Mask(bool is_causal, int Nq, int Nkv) : causal(is_causal), offset(Nkv - Nq) {}
 
     /// True when query row i must not see key j.
     SIMT_BOTH bool hides(int i, int j) const { return causal && j > i + offset; }

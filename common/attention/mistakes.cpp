@@ -30,7 +30,10 @@ Statistics softmax(std::span<double> s, int first, int last) {
 
 int visible(const Tensors& t, RowPlace at) { return t.problem.visible_keys(at.i); }
 
-Statistics right(const Tensors& t, RowPlace at, const Parameter&, std::span<double> s) { return softmax(s, 0, visible(t, at)); }
+Statistics right(const Tensors& t, RowPlace at, const Parameter&, std::span<double> s) {
+    const KeyRange keys = t.problem.keys_of(at.i);
+    return softmax(s, keys.begin, keys.end);
+}
 
 // Tiles of `a` keys; b = 1 when they are visited from the last to the first.
 Parameters streams(const Problem& p) {
@@ -225,6 +228,47 @@ Statistics causal_loop_ends_early(const Tensors& t, RowPlace at, const Parameter
     const int end =
         p.x != 0 ? (std::max(0, first_row + 1 + offset) + keys - 1) / keys * keys : std::max(0, last_row + 1 + offset) / keys * keys;
     return first_keys(s, std::min(visible(t, at), end));
+}
+
+// ---- packed batches --------------------------------------------------------------------------------------------------------
+
+Statistics all_sequences(const Tensors&, RowPlace, const Parameter&, std::span<double> s) { return first_keys(s, s.size()); }
+
+// The first query and the keys of the row's sequence.
+struct OfSequence {
+    int first_query, queries;
+    KeyRange keys;
+};
+OfSequence sequence_of(const Tensors& t, RowPlace at) {
+    const Problem& p = t.problem;
+    const auto s = std::upper_bound(p.cu_seqlens_q.begin(), p.cu_seqlens_q.end(), at.i) - p.cu_seqlens_q.begin() - 1;
+    return {p.cu_seqlens_q[s], p.cu_seqlens_q[s + 1] - p.cu_seqlens_q[s], {p.cu_seqlens_k[s], p.cu_seqlens_k[s + 1]}};
+}
+
+Parameters whole_tiles_of_keys(const Problem& p) {
+    Parameters list;
+    if (p.causal) return list;  // the mask hides them
+    for (const int width : kTileSizes) list.push_back({width, 0, 0, std::to_string(width)});
+    return list;
+}
+Statistics whole_tiles(const Tensors& t, RowPlace at, const Parameter& width, std::span<double> s) {
+    const auto [first_query, queries, keys] = sequence_of(t, at);
+    const int tile = static_cast<int>(width.a), end = keys.begin + (keys.end - keys.begin + tile - 1) / tile * tile;
+    return softmax(s, keys.begin, std::min(end, static_cast<int>(s.size())));
+}
+
+// The diagonal of the batch (a = 1), of rows and keys counted from the batch's first (b = 1) or the sequence's; or the top left corner's.
+Parameters other_diagonals(const Problem& p) {
+    if (!p.causal) return {};
+    return {{1, 1, 0, "Nkv - Nq of the whole batch, and rows and keys counted from the batch's first"},
+            {1, 0, 0, "Nkv - Nq of the whole batch"},
+            {0, 0, 0, "0, the top left corner,"}};
+}
+Statistics other_diagonal(const Tensors& t, RowPlace at, const Parameter& p, std::span<double> s) {
+    const auto [first_query, queries, keys] = sequence_of(t, at);
+    const int offset = p.a ? t.problem.kv_seq - t.problem.seq : 0;
+    const int end = p.b ? at.i + 1 + offset : keys.begin + at.i - first_query + 1 + offset;
+    return softmax(s, keys.begin, std::clamp(end, keys.begin, keys.end));
 }
 
 // ---- ends of the keys ------------------------------------------------------------------------------------------------------
@@ -423,6 +467,19 @@ const Mistake table[] = {
      "The causal mask is aligned to the top left (j <= i): align it to the bottom right, j <= i + Nkv - Nq, so that the last query sees "
      "all keys.",
      when_causal, nullptr, top_left, false},
+    {"sequences-together",
+     "O is what an attention gives in which each query sees the keys of all sequences of the packed batch: a query sees those from "
+     "cu_seqlens_k[s] to cu_seqlens_k[s + 1] - 1, s being its own sequence.",
+     once, nullptr, all_sequences, false, true},
+    {"next-sequence-seen",
+     "Keys past the end of a sequence are attended to, up to the end of its last tile ({} keys a tile): in a packed batch they are those "
+     "of "
+     "the next sequence. Mask the keys from cu_seqlens_k[s + 1] on.",
+     whole_tiles_of_keys, nullptr, whole_tiles, false, true},
+    {"causal-of-the-batch",
+     "The causal mask is aligned with the offset {}: align it to the bottom right of each sequence, with its own lengths and its own first "
+     "query and key.",
+     other_diagonals, nullptr, other_diagonal, false, true},
     {"causal-diagonal-hidden",
      "The causal mask hides the diagonal too (it keeps j < i + Nkv - Nq): a query sees its own key, j <= i + Nkv - Nq.", when_causal,
      nullptr, without_diagonal, false},
@@ -531,6 +588,10 @@ const LseMistake lse_table[] = {
 }  // namespace
 
 std::span<const Mistake> mistakes() { return table; }
+std::vector<Parameter> parameters_of(const Mistake& mistake, const Problem& problem) {
+    const bool is_right = mistake.name[0] == '\0';
+    return is_right || mistake.packed == problem.packed() ? mistake.parameters(problem) : std::vector<Parameter>{};
+}
 std::span<const LseMistake> lse_mistakes() { return lse_table; }
 
 }  // namespace workbook

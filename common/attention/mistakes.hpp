@@ -40,6 +40,7 @@ struct Mistake {
     /// The weights p_j of O = sum_j p_j v_j in the place of the scores s_j of all Nkv keys, and the statistics.
     Statistics (*weights)(const Tensors&, RowPlace, const Parameter&, std::span<double> s);
     bool o_in_other_layout;  ///< O lies in memory as the other layout has it
+    bool packed = false;     ///< made in packed batches alone; the others, but for the first, where there is none
 };
 
 /// A mistake in LSE alone: what it was computed as.
@@ -52,6 +53,8 @@ struct LseMistake {
 
 /// The first has an empty name and is the right attention.
 std::span<const Mistake> mistakes();
+/// The values of a mistake's parameter to try for the problem; none where it cannot be made.
+std::vector<Parameter> parameters_of(const Mistake& mistake, const Problem& problem);
 /// The first has an empty name and is the right LSE.
 std::span<const LseMistake> lse_mistakes();
 

@@ -23,9 +23,58 @@ std::string divisors(int n) {
 }
 
 // Strides of a packed (B, H, N, d) tensor.
-Strides packed(Layout layout, long long heads, long long rows, long long dim) {
+Strides packed_strides(Layout layout, long long heads, long long rows, long long dim) {
     if (layout == Layout::bhnd) return {heads * rows * dim, rows * dim, dim};
     return {rows * heads * dim, dim, heads * dim};
+}
+
+void check_cu_seqlens(const std::string& name, const std::vector<int>& list, const char* total_name, int total) {
+    const auto fail = [&](std::size_t at, const std::string& accepted) {
+        throw InvalidArgument(name + "[" + std::to_string(at) + "] = " + std::to_string(list[at]) + ": " + accepted);
+    };
+    if (list.front() != 0) fail(0, "accepted is 0, where the first sequence begins");
+    for (std::size_t s = 1; s < list.size(); ++s)
+        if (list[s] < list[s - 1])
+            fail(s, "accepted is " + std::to_string(list[s - 1]) + ", where sequence " + std::to_string(s - 1) + " begins, or more");
+    if (list.back() != total)
+        fail(list.size() - 1, "accepted is " + std::string(total_name) + " = " + std::to_string(total) + ", where the last sequence ends");
+}
+
+void check_cu_seqlens(const Problem& p) {
+    if (!p.packed()) return;
+    const auto entries = [](const char* name, const std::vector<int>& list) {
+        return std::string(name) + " has " + std::to_string(list.size()) + (list.size() == 1 ? " entry" : " entries");
+    };
+    if (p.cu_seqlens_q.size() != p.cu_seqlens_k.size() || p.cu_seqlens_q.size() < 2)
+        throw InvalidArgument(entries("cu_seqlens_q", p.cu_seqlens_q) + " and " + entries("cu_seqlens_k", p.cu_seqlens_k) +
+                              ": accepted is one more than there are sequences, 2 or more, in both");
+    if (p.batch != 1)
+        throw InvalidArgument("batch = " + std::to_string(p.batch) +
+                              ": accepted is 1 with cu_seqlens, which hold the sequences of the batch");
+    check_cu_seqlens("cu_seqlens_q", p.cu_seqlens_q, "seq", p.seq);
+    check_cu_seqlens("cu_seqlens_k", p.cu_seqlens_k, "kv_seq", p.kv_seq);
+}
+
+/// "cu_seqlens_q=0,5,5,17 cu_seqlens_k=0,3,9,12", or of many sequences their lengths: "812 sequences of 1 to 80 queries and keys".
+std::string describe_sequences(const Problem& p) {
+    constexpr std::size_t many = 8;
+    const std::size_t count = p.cu_seqlens_q.size() - 1;
+    const auto list = [](const std::vector<int>& numbers) {
+        std::string text;
+        for (const int n : numbers) text += (text.empty() ? "" : ",") + std::to_string(n);
+        return text;
+    };
+    if (count <= many) return "cu_seqlens_q=" + list(p.cu_seqlens_q) + " cu_seqlens_k=" + list(p.cu_seqlens_k);
+    const auto range = [&](int Problem::*length) {
+        int low = p.seq, high = 0;
+        for (const Problem& one : p.sequences()) {
+            low = std::min(low, one.*length);
+            high = std::max(high, one.*length);
+        }
+        return std::to_string(low) + " to " + std::to_string(high);
+    };
+    const std::string sequences = std::to_string(count) + " sequences of " + range(&Problem::seq) + " queries and ";
+    return sequences + (p.cu_seqlens_q == p.cu_seqlens_k ? "keys" : range(&Problem::kv_seq) + " keys");
 }
 
 }  // namespace
@@ -61,13 +110,49 @@ long long Problem::q_elements() const { return rows() * head_dim; }
 long long Problem::kv_elements() const { return static_cast<long long>(batch) * kv_heads * kv_seq * head_dim; }
 long long Problem::rows() const { return static_cast<long long>(batch) * heads * seq; }
 
-int Problem::visible_keys(int i) const {
-    if (!causal) return kv_seq;
-    return static_cast<int>(std::clamp<long long>(static_cast<long long>(i) + 1 + kv_seq - seq, 0, kv_seq));
+long long Problem::pairs() const {
+    if (!packed()) return rows() * kv_seq;
+    long long sum = 0;
+    for (std::size_t s = 0; s + 1 < cu_seqlens_q.size(); ++s)
+        sum += static_cast<long long>(cu_seqlens_q[s + 1] - cu_seqlens_q[s]) * (cu_seqlens_k[s + 1] - cu_seqlens_k[s]);
+    return sum * heads;
 }
 
-Strides Problem::q_strides() const { return packed(layout, heads, seq, head_dim); }
-Strides Problem::kv_strides() const { return packed(layout, kv_heads, kv_seq, head_dim); }
+std::vector<Problem> Problem::sequences() const {
+    if (!packed()) return {*this};
+    Problem one = *this;
+    one.cu_seqlens_q.clear();
+    one.cu_seqlens_k.clear();
+    std::vector<Problem> all(cu_seqlens_q.size() - 1, one);
+    for (std::size_t s = 0; s < all.size(); ++s) {
+        all[s].seq = cu_seqlens_q[s + 1] - cu_seqlens_q[s];
+        all[s].kv_seq = cu_seqlens_k[s + 1] - cu_seqlens_k[s];
+    }
+    return all;
+}
+
+KeyRange Problem::keys_of(int i) const {
+    int first_query = 0, queries = seq, first_key = 0, keys = kv_seq;  // of the row's sequence
+    if (packed()) {
+        const auto after = std::upper_bound(cu_seqlens_q.begin(), cu_seqlens_q.end(), i);  // of the empty ones it takes none
+        const auto k = cu_seqlens_k.begin() + (after - cu_seqlens_q.begin());
+        first_query = after[-1];
+        queries = *after - first_query;
+        first_key = k[-1];
+        keys = *k - first_key;
+    }
+    if (!causal) return {first_key, first_key + keys};
+    const long long seen = std::clamp<long long>(static_cast<long long>(i) - first_query + 1 + keys - queries, 0, keys);
+    return {first_key, first_key + static_cast<int>(seen)};
+}
+
+int Problem::visible_keys(int i) const {
+    const KeyRange keys = keys_of(i);
+    return keys.end - keys.begin;
+}
+
+Strides Problem::q_strides() const { return packed_strides(layout, heads, seq, head_dim); }
+Strides Problem::kv_strides() const { return packed_strides(layout, kv_heads, kv_seq, head_dim); }
 
 void check(const Problem& problem) {
     check_positive("batch", problem.batch);
@@ -88,6 +173,7 @@ void check(const Problem& problem) {
     }
     if (problem.page_size < 16 || problem.page_size > 256 || (problem.page_size & (problem.page_size - 1)) != 0)
         throw InvalidArgument("page_size = " + std::to_string(problem.page_size) + ": accepted are 16, 32, 64, 128 and 256");
+    check_cu_seqlens(problem);
     long long products = 1;
     for (long long factor : {problem.batch, problem.heads, problem.seq, problem.kv_seq, problem.head_dim}) {
         if (products > max_products / factor) {
@@ -108,6 +194,7 @@ std::string describe(const Problem& problem) {
     if (problem.softmax_scale) text << " scale=" << *problem.softmax_scale;
     if (problem.layout != Layout::bhnd) text << ' ' << name(problem.layout);
     if (problem.page_size != Problem{}.page_size) text << " page_size=" << problem.page_size;
+    if (problem.packed()) text << ' ' << describe_sequences(problem);
     return text.str();
 }
 

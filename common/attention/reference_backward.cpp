@@ -137,11 +137,10 @@ public:
                 Sum<T> dk, dv;
                 for (int h = kv_head * group; h < (kv_head + 1) * group; ++h)
                     for (int i = 0; i < problem_.seq; ++i) {
-                        Row row = row_at(problem_, in_.q.data(), in_.k.data(), in_.v.data(), {b, h, i});
-                        if (j >= row.visible) continue;
-                        row.k += j * row.kv_stride;  // as if the row saw this key alone
-                        row.v += j * row.kv_stride;
-                        row.visible = 1;
+                        const KeyRange seen = problem_.keys_of(i);
+                        if (j < seen.begin || j >= seen.end) continue;
+                        Row row = row_of_all_keys(problem_, in_.q.data(), in_.k.data(), in_.v.data(), {b, h, i});
+                        narrow(row, {j, j + 1});  // as if the row saw this key alone
                         const float* const gradient = d_o({b, h, i});
                         const Statistics& of = statistics[(static_cast<long long>(b) * problem_.heads + h) * problem_.seq + i];
                         double s, dot;

@@ -50,8 +50,8 @@ using RowFunction = void (*)(const Row& row, std::vector<double>& scratch, const
 ReferenceRows forward_by_rows(const Problem& problem, std::span<const float> q, std::span<const float> k, std::span<const float> v,
                               std::span<const long long> rows, RowFunction compute);
 
-/// The row at a place of a problem. @param q,k,v packed in problem.layout
-inline Row row_at(const Problem& problem, const float* q, const float* k, const float* v, RowPlace at) {
+/// The row at a place of a problem, as if it saw all Nkv keys. @param q,k,v packed in problem.layout
+inline Row row_of_all_keys(const Problem& problem, const float* q, const float* k, const float* v, RowPlace at) {
     const Strides qs = problem.q_strides(), kvs = problem.kv_strides();
     const int group = problem.heads / problem.kv_heads;  // query heads that share a key/value head
     const long long kv_head = at.b * kvs[0] + at.h / group * kvs[1];
@@ -59,10 +59,24 @@ inline Row row_at(const Problem& problem, const float* q, const float* k, const 
             k + kv_head,
             v + kv_head,
             kvs[2],
-            problem.visible_keys(at.i),
+            problem.kv_seq,
             problem.head_dim,
             problem.head_dim,
             problem.scale()};
+}
+
+/// Only these keys of the row are left.
+inline void narrow(Row& row, KeyRange keys) {
+    row.k += keys.begin * row.kv_stride;
+    row.v += keys.begin * row.kv_stride;
+    row.visible = keys.end - keys.begin;
+}
+
+/// The row at a place of a problem. @param q,k,v packed in problem.layout
+inline Row row_at(const Problem& problem, const float* q, const float* k, const float* v, RowPlace at) {
+    Row row = row_of_all_keys(problem, q, k, v, at);
+    narrow(row, problem.keys_of(at.i));
+    return row;
 }
 
 /// Type of products and sums: float64 for the reference (T is double), float32 for an attention in T.

@@ -161,7 +161,7 @@ std::string climb(const Stage& stage, const AnyVariant& variant, const Rung& run
 
 std::vector<Rung> ladder(const Stage& stage, const std::string& id) {
     const auto takes = [&](const Rung& rung) {
-        return with_variant(stage, id, [&](const auto& v) { return !v.refuses(rung.problem, device_of(rung)); });
+        return with_variant(stage, id, [&](const auto& v) { return !why_refused(v, rung.problem, device_of(rung)); });
     };
     Problem base{.batch = 1, .heads = 1, .kv_heads = 1, .seq = 64, .kv_seq = 64, .head_dim = 64, .dtype = DType::f32};
     if (!takes({"", base})) base.dtype = DType::f16;

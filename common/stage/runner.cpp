@@ -102,7 +102,7 @@ std::string list_variant(const AnyVariant& v, const Problem& typical, const Devi
         for (const int d : dims) {
             Problem p = base;
             p.head_dim = d;
-            if (const auto why = v.refuses(p, device)) {
+            if (const auto why = why_refused(v, p, device)) {
                 all = false;
                 if (reason.empty() || d == typical.head_dim) reason = *why;
             } else {
@@ -125,7 +125,7 @@ std::string list_variant(const AnyVariant& v, const Problem& typical, const Devi
         ragged.seq = ragged.kv_seq = 257;
         for (const auto& [what, problem] :
              {std::pair{"causal", causal}, {"Hq > Hkv", gqa}, {"Nq != Nkv", cross}, {"any length", ragged}, {"bnhd", bnhd}}) {
-            text += std::string("; ") + (v.refuses(problem, device) ? "not " : "") + what;
+            text += std::string("; ") + (why_refused(v, problem, device) ? "not " : "") + what;
         }
         text += "\n";
     }
@@ -145,7 +145,7 @@ DType default_dtype(const Selection& selected, const Options& options, const Dev
     for (const DType type : {DType::f32, DType::f16, DType::bf16}) {
         const Problem problem = options.problem(type);
         check(problem);
-        const auto does = [&](const auto* v) { return !v->refuses(problem, device); };
+        const auto does = [&](const auto* v) { return !why_refused(*v, problem, device); };
         if (std::any_of(selected.forward.begin(), selected.forward.end(), does)) return type;
         if (std::any_of(selected.backward.begin(), selected.backward.end(), does)) return type;
     }
@@ -294,7 +294,7 @@ private:
 
     template <class AnyVariant>
     bool accept(const AnyVariant& variant) {
-        if (const auto reason = variant.refuses(problem_, machine_.device)) {
+        if (const auto reason = why_refused(variant, problem_, machine_.device)) {
             Report report;
             report.stage = stage_.id;
             report.id = variant.id;

@@ -122,12 +122,23 @@ void check_memory(const Backward& args) {
                  true);
 }
 
+template <class AnyVariant>
+std::optional<std::string> why_any_refused(const AnyVariant& variant, const Problem& problem, const Device& device) {
+    if (problem.packed() && !variant.packed)
+        return "cu_seqlens of " + std::to_string(problem.cu_seqlens_q.size() - 1) +
+               " sequences: one length for all of a batch is accepted; stage b takes packed batches";
+    if (!problem.packed() && variant.packed)
+        return "no cu_seqlens: a packed batch is accepted (--lengths, or --cu-seqlens-q and --cu-seqlens-k); stages 01 to 06 take batches "
+               "of one length";
+    return variant.refuses(problem, device);
+}
+
 /// Checks, then launches; every refusal names the variant.
 template <class AnyVariant, class Args>
 void run_checked(const AnyVariant& variant, void (*launch)(Args&), Args& args) {
     check(args.problem);
     const std::string label = variant.id + " " + variant.name + ": ";
-    if (const auto reason = variant.refuses(args.problem, args.device)) throw Refused(label + *reason);
+    if (const auto reason = why_refused(variant, args.problem, args.device)) throw Refused(label + *reason);
     check_memory(args);
     args.exec.shared_memory_limit = args.device.shared_memory_per_block;
     try {
@@ -138,6 +149,13 @@ void run_checked(const AnyVariant& variant, void (*launch)(Args&), Args& args) {
 }
 
 }  // namespace
+
+std::optional<std::string> why_refused(const Variant& variant, const Problem& problem, const Device& device) {
+    return why_any_refused(variant, problem, device);
+}
+std::optional<std::string> why_refused(const BackwardVariant& variant, const Problem& problem, const Device& device) {
+    return why_any_refused(variant, problem, device);
+}
 
 std::size_t Workspace::allocated() const {
     std::size_t sum = 0;

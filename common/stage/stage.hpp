@@ -167,6 +167,7 @@ struct Variant {
     std::string id;    ///< "03", or "04c" where a stage holds several; "Aa" of stage a
     std::string name;  ///< "shared_memory_tiling"
     /// Why this variant cannot do the problem on the device (what was given, what is accepted, which stage can); nothing if it can.
+    /// Whether that is a packed batch need not be looked at: see why_refused().
     std::optional<std::string> (*refuses)(const Problem&, const Device&);
     void (*forward)(Forward&);
     Movement (*movement)(const Problem&, const Device&);            ///< predicted traffic
@@ -179,6 +180,7 @@ struct Variant {
     void (*prepare)(Forward&) = nullptr;
     /// What is said of a wrong result.
     decltype(&workbook::diagnose) explain = diagnose;
+    bool packed = false;  ///< whether it takes packed batches, and nothing else
 };
 
 /// A backward pass of a stage, and the forward pass that it follows.
@@ -197,7 +199,13 @@ struct BackwardVariant {
     std::size_t (*saved_bytes)(const Problem&, const Device&);  ///< predicted memory held between the passes beside Q, K, V and O
     std::size_t (*workspace_bytes)(const Problem&, const Device&);  ///< predicted Workspace after both passes
     Unit (*unit)(DType);                                            ///< which unit multiplies
+    bool packed = false;                                            ///< whether it takes packed batches, and nothing else
 };
+
+/// Why a variant cannot do the problem on the device: packed batches or what its `refuses` says. To be asked in the place of that, which
+/// need not look at cu_seqlens.
+std::optional<std::string> why_refused(const Variant& variant, const Problem& problem, const Device& device);
+std::optional<std::string> why_refused(const BackwardVariant& variant, const Problem& problem, const Device& device);
 
 /// A numbered stage, or a lettered one of the appendix. It may have forward variants, backward variants or both.
 struct Stage {

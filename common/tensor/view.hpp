@@ -131,6 +131,21 @@ public:
         }
     }
 
+    /// The part of dimension K from index `begin` on, `count` long: rows of one sequence in a packed batch, say.
+    template <int K>
+    SIMT_BOTH TensorView slice(int begin, int count) const {
+        static_assert(K >= 0 && K < R);
+        TensorView part = *this;
+        part.data_ += begin * static_cast<std::ptrdiff_t>(K == R - 1 ? 1 : stride_[K]);
+        part.extent_[K] = count;
+#if SIMT_EMULATED
+        if (begin < 0 || count < 0 || begin > extent_[K] - count)
+            throw Error("out of bounds: slice " + std::to_string(begin) + " to " + std::to_string(begin + count) + " of " +
+                        tensor_name(tensor_) + ", whose extent " + std::to_string(K) + " is " + std::to_string(extent_[K]));
+#endif
+        return part;
+    }
+
 private:
     template <class, int>
     friend class TensorView;

@@ -52,14 +52,15 @@ SIMT_DEVICE void apply_sign(T* tile, float scale) {
     });
 }
 
+/// The work of a thread block: the query rows i0 to i0 + Br - 1 of one sequence and head. The mask is that sequence's.
 template <class T, class Shape>
-__global__ __launch_bounds__(Shape::kThreads) void tensor_core(TensorView<const T, 4> Q4,  // (B, Hq, Nq, D)
-                                                               TensorView<const T, 4> K4,  // (B, Hkv, Nkv, D)
-                                                               TensorView<const T, 4> V4,  // (B, Hkv, Nkv, D)
-                                                               TensorView<T, 4> O4,        // (B, Hq, Nq, D)
-                                                               TensorView<float, 3> LSE3,  // (B, Hq, Nq)
-                                                               float scale_log2,           // softmax_scale * log2(e)
-                                                               Mask mask) {
+SIMT_DEVICE void query_tile(TensorView<const T, 2> Q,  // (Nq, D)
+                            TensorView<const T, 2> K,  // (Nkv, D)
+                            TensorView<const T, 2> V,  // (Nkv, D)
+                            TensorView<T, 2> O,        // (Nq, D)
+                            TensorView<float, 1> LSE,  // (Nq)
+                            int i0, float scale_log2,  // softmax_scale * log2(e)
+                            Mask mask) {
     constexpr int D = Shape::D, Bc = Shape::Bc, Br = Shape::Br, kM = Shape::kM, kThreads = Shape::kThreads;
     constexpr int kN = Bc / 8;  // 8-key columns of S
     constexpr int kC = D / 8;   // 8-element columns of O
@@ -67,11 +68,6 @@ __global__ __launch_bounds__(Shape::kThreads) void tensor_core(TensorView<const 
     constexpr bool kQInRegisters = Shape::kQInRegisters;
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
     const int g = lane / 4, t = lane % 4;  // row and column pair of this lane in a fragment
-    const int i0 = (gridDim.x - 1 - blockIdx.x) * Br, h = blockIdx.y, b = blockIdx.z, hkv = h / (Q4.extent(1) / K4.extent(1));
-    const auto Q = Q4(b, h);                    // (Nq, D)
-    const auto K = K4(b, hkv), V = V4(b, hkv);  // (Nkv, D)
-    const auto O = O4(b, h);                    // (Nq, D)
-    const auto LSE = LSE3(b, h);                // (Nq)
     const int Nq = Q.extent(0), Nkv = K.extent(0);
     const int end = mask.visible(min(i0 + Br, Nq) - 1, Nkv);  // keys that the last row of the block sees
     const int blocks = (end + Bc - 1) / Bc;
@@ -248,6 +244,18 @@ __global__ __launch_bounds__(Shape::kThreads) void tensor_core(TensorView<const 
         const uint4 x = simt::load_shared_16(own_q + swizzled<D>(r, c));
         if (i < Nq) simt::store_global_16(&O(i, c), x);
     }
+}
+
+template <class T, class Shape>
+__global__ __launch_bounds__(Shape::kThreads) void tensor_core(TensorView<const T, 4> Q,  // (B, Hq, Nq, D)
+                                                               TensorView<const T, 4> K,  // (B, Hkv, Nkv, D)
+                                                               TensorView<const T, 4> V,  // (B, Hkv, Nkv, D)
+                                                               TensorView<T, 4> O,        // (B, Hq, Nq, D)
+                                                               TensorView<float, 3> LSE,  // (B, Hq, Nq)
+                                                               float scale_log2,          // softmax_scale * log2(e)
+                                                               Mask mask) {
+    const int i0 = (gridDim.x - 1 - blockIdx.x) * Shape::Br, h = blockIdx.y, b = blockIdx.z, hkv = h / (Q.extent(1) / K.extent(1));
+    query_tile<T, Shape>(Q(b, h), K(b, hkv), V(b, hkv), O(b, h), LSE(b, h), i0, scale_log2, mask);
 }
 
 }  // namespace step04
