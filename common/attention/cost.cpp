@@ -135,21 +135,48 @@ Movement q_parallel_movement(const Problem& problem, const Tiles& tiles, bool sk
     workbook::check(problem);
     check(tiles);
     const Sizes n(problem);
-    long long q_rows = 0, kv_rows = 0;  // of one query head
-    for (int i0 = 0; i0 < problem.seq; i0 += tiles.Br) {
-        const long long keys = visited_keys(problem, tiles, skip, i0);
-        kv_rows += std::min<long long>(keys, problem.kv_seq);
-        if (keys > 0) q_rows += std::min(tiles.Br, problem.seq - i0);
+    long long q_rows = 0, kv_rows = 0;
+    for (const Problem& one : problem.sequences()) {
+        const long long heads = static_cast<long long>(one.batch) * one.heads;
+        for (int i0 = 0; i0 < one.seq; i0 += tiles.Br) {
+            const long long keys = visited_keys(one, tiles, skip, i0);
+            kv_rows += heads * std::min<long long>(keys, one.kv_seq);
+            if (keys > 0) q_rows += heads * std::min(tiles.Br, one.seq - i0);
+        }
     }
-    const long long heads = static_cast<long long>(problem.batch) * problem.heads;
     return {.requested = {{
-                {"Q", heads * q_rows * n.d * n.es, 0},
-                {"K", heads * kv_rows * n.d * n.es, 0},
-                {"V", heads * kv_rows * n.d * n.es, 0},
+                {"Q", q_rows * n.d * n.es, 0},
+                {"K", kv_rows * n.d * n.es, 0},
+                {"V", kv_rows * n.d * n.es, 0},
                 {"O", 0, n.q * n.es},
                 {"LSE", 0, n.rows * f32_bytes},
             }},
             .dram = compulsory_traffic(problem)};
+}
+
+namespace {
+
+/// A table of appendix B: an entry for each tile of `size` rows of each sequence.
+struct Table {
+    long long entries = 0;
+    static constexpr long long bytes = 32, number_bytes = 4;
+
+    Table(const Problem& problem, int Problem::*length, int size) {
+        for (const Problem& one : problem.sequences()) entries += (one.*length + size - 1LL) / size;
+    }
+    /// One number by each of `threads` threads of an entry; over HBM in each of `passes` kernels.
+    void add_to(Movement& movement, const char* name, long long threads, long long passes) const {
+        movement.requested.tensors.push_back({name, entries * threads * number_bytes, 0});
+        movement.dram.tensors.push_back({name, passes * entries * bytes, 0});
+    }
+};
+
+}  // namespace
+
+Movement varlen_movement(const Problem& problem, const Tiles& tiles, int threads) {
+    Movement movement = q_parallel_movement(problem, tiles, true);
+    Table(problem, &Problem::seq, tiles.Br).add_to(movement, "query_tiles", static_cast<long long>(threads) * problem.heads, 1);
+    return movement;
 }
 
 Movement fp8_movement(const Problem& problem, int Br) {
@@ -313,10 +340,14 @@ Movement tensor_core_backward_movement(const Problem& problem, const Tiles& tile
     workbook::check(problem);
     check(tiles);
     const Sizes n(problem);
-    const long long q = n.q * n.es, kv = n.kv * n.es, padded_seq = (problem.seq + tiles.Br - 1LL) / tiles.Br * tiles.Br;
-    const long long visited = visited_rows(problem, tiles, problem.seq) * n.d * n.es;
-    const long long padded = padded_seq * problem.batch * problem.heads * f32_bytes,  // bytes of a number for each row
-        visited_padded = visited_rows(problem, tiles, padded_seq) * f32_bytes;
+    const long long q = n.q * n.es, kv = n.kv * n.es;
+    long long visited = 0, padded = 0, visited_padded = 0;  // bytes of Q; of a number for each row
+    for (const Problem& one : problem.sequences()) {
+        const long long padded_seq = (one.seq + tiles.Br - 1LL) / tiles.Br * tiles.Br;
+        visited += visited_rows(one, tiles, one.seq) * n.d * n.es;
+        padded += padded_seq * one.batch * one.heads * f32_bytes;
+        visited_padded += visited_rows(one, tiles, padded_seq) * f32_bytes;
+    }
     return {.requested = {{{"Q", visited, 0},
                            {"K", kv, 0},
                            {"V", kv, 0},
@@ -341,6 +372,14 @@ Movement tensor_core_backward_movement(const Problem& problem, const Tiles& tile
                       {"dQ", 0, q},
                       {"dK", 0, kv},
                       {"dV", 0, kv}}}};
+}
+
+Movement varlen_backward_movement(const Problem& problem, const Tiles& tiles, int threads) {
+    Movement movement = tensor_core_backward_movement(problem, tiles);
+    Table(problem, &Problem::kv_seq, tiles.Bc).add_to(movement, "key_tiles", static_cast<long long>(threads) * problem.kv_heads, 1);
+    const long long elements = static_cast<long long>(tiles.Br) * problem.head_dim;
+    Table(problem, &Problem::seq, tiles.Br).add_to(movement, "query_blocks", (elements / 8 + elements / 16) * problem.heads, 2);
+    return movement;
 }
 
 Movement bulk_backward_movement(const Problem& problem, const Tiles& tiles, bool ordered) {

@@ -94,6 +94,12 @@ struct SplitKv {
 /// @throws InvalidArgument also when Br, Bc or splits is below 1
 Movement split_kv_movement(const Problem& problem, const SplitKv& division);
 
+/// Appendix B, forward: as q_parallel_movement() with skipping, of each sequence of a packed batch by itself. Each thread of a block reads
+/// one number of the 32 bytes of its tile in the table (query_tiles).
+/// @param threads of a block
+/// @throws InvalidArgument as q_parallel_movement()
+Movement varlen_movement(const Problem& problem, const Tiles& tiles, int threads);
+
 /// (query block, key block) pairs that stage 04 visits for one head, with and without skipping.
 long long visited_tiles(const Problem& problem, const Tiles& tiles, bool skip);
 
@@ -126,6 +132,13 @@ Movement recompute_backward_movement(const Problem& problem, const Tiles& tiles,
 /// and added to.
 /// @throws InvalidArgument also when Br < 1 or Bc < 1
 Movement tensor_core_backward_movement(const Problem& problem, const Tiles& tiles);
+
+/// Appendix B, backward: as tensor_core_backward_movement() of each sequence of a packed batch by itself. Tables as in varlen_movement():
+/// of tiles of Bc keys (key_tiles), and for the kernels before and after, which have 8 and 16 columns of a row a thread, of blocks of Br
+/// queries (query_blocks).
+/// @param threads of a block of the kernel in between
+/// @throws InvalidArgument as tensor_core_backward_movement()
+Movement varlen_backward_movement(const Problem& problem, const Tiles& tiles, int threads);
 
 /// Stage 06's backward: as tensor_core_backward_movement(), with LSE2 and D in one tensor, LSE_D, and rows of dQ_acc read in pairs at the
 /// end; Br is even. `ordered`: for each block of queries four counters of 4 bytes, dQ_turn, are set to zero, and at each visit read once to

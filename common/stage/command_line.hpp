@@ -7,10 +7,12 @@
 #include "attention/problem.hpp"
 
 #include <charconv>
+#include <filesystem>
 #include <functional>
 #include <limits>
 #include <optional>
 #include <string>
+#include <vector>
 
 namespace CLI {
 class App;
@@ -23,9 +25,12 @@ struct ProblemOptions {
     std::optional<int> batch, heads, kv_heads, seq, kv_seq, head_dim;
     std::optional<DType> dtype;
     bool causal = false;
+    std::optional<std::vector<int>> cu_seqlens_q, cu_seqlens_k;
 
-    bool any() const { return batch || heads || kv_heads || seq || kv_seq || head_dim || dtype || causal; }
-    /// `defaults` with what was given in its place. Hkv = Hq and Nkv = Nq where Hq and Nq alone were given. Not yet checked.
+    bool packed() const { return cu_seqlens_q || cu_seqlens_k; }
+    bool any() const { return batch || heads || kv_heads || seq || kv_seq || head_dim || dtype || causal || packed(); }
+    /// `defaults` with what was given in its place. Hkv = Hq and Nkv = Nq where Hq and Nq alone were given. Of a packed batch Nq and Nkv
+    /// are those of cu_seqlens; where B, Nq or Nkv alone were given, it is no packed batch. Not yet checked.
     Problem over(const Problem& defaults) const;
 };
 
@@ -44,7 +49,7 @@ public:
     void whole(const std::string& option, std::optional<int>& target, const std::string& text);          ///< 1 or more
     void seconds(const std::string& option, const std::string& text, std::function<void(double)> take);  ///< above 0
     void gpu(const Gpu*& target, const std::string& text);                                               ///< --on
-    /// --batch to --causal. @param default_dtype what the help says of it
+    /// --batch to --lengths. @param default_dtype what the help says of it
     void problem(ProblemOptions& target, const Problem& defaults, const std::string& default_dtype);
 
 private:
@@ -64,6 +69,13 @@ T parse_whole(const std::string& option, const std::string& word, T least = std:
     reject(option, word,
            "a whole number from " + std::to_string(least) + " to " + std::to_string(std::numeric_limits<T>::max()) + " is accepted");
 }
+
+/// "0,5,5,17". @throws InvalidArgument
+std::vector<int> parse_list(const std::string& option, const std::string& word);
+
+/// cu_seqlens of the lengths in a file, one a line; lines that begin with # are comments.
+/// @throws InvalidArgument, also where they add up to more than 2^31 - 1
+std::vector<int> read_lengths(const std::string& option, const std::filesystem::path& path);
 
 /// A finite number. @throws InvalidArgument
 double parse_real(const std::string& option, const std::string& word, const char* accepted);

@@ -48,19 +48,48 @@ const HostTensor& tensor_of(const TensorFile& file, const std::string& path, con
     return found->second;
 }
 
+constexpr std::uint64_t hash_of_nothing = 14695981039346656037ull;
+
 /// FNV-1a, 64 bit (Fowler, Noll, Vo): enough to notice that two files hold different numbers.
 std::uint64_t hash(std::uint64_t state, const std::vector<std::byte>& bytes) {
     for (const std::byte b : bytes) state = (state ^ static_cast<std::uint64_t>(b)) * 1099511628211ull;
     return state;
 }
 
+std::string hash_text(std::uint64_t state) {
+    char text[32];
+    std::snprintf(text, sizeof text, "fnv1a=%016llx", static_cast<unsigned long long>(state));
+    return text;
+}
+
+/// cu_seqlens_q or cu_seqlens_k of a file; empty where it has none.
+std::vector<int> cu_seqlens_of(const TensorFile& file, const std::string& path, const char* name) {
+    if (const auto other = file.tensors.find(name); other != file.tensors.end())
+        throw FileError(path + ": tensor " + name + " is " + workbook::name(other->second.dtype) + "; I32 is accepted");
+    const auto found = file.integers.find(name);
+    if (found == file.integers.end()) return {};
+    const IntTensor& tensor = found->second;
+    if (tensor.shape.size() != 1 || tensor.values.empty())
+        throw FileError(path + ": tensor " + name + " has shape " + shape_text(tensor.shape) + "; (sequences + 1) is accepted");
+    return {tensor.values.begin(), tensor.values.end()};
+}
+
 /// What two runs must agree on to be comparable. The layout is not part of it: the numbers are the same.
 std::string identity_of(const Inputs& inputs) {
     Problem problem = as_filed(inputs.problem);
+    std::string sequences;  // describe() has their lengths in short
+    if (problem.packed()) {
+        std::uint64_t state = hash_of_nothing;
+        for (const std::vector<int>* list : {&problem.cu_seqlens_q, &problem.cu_seqlens_k}) {
+            const auto* bytes = reinterpret_cast<const std::byte*>(list->data());
+            state = hash(state, {bytes, bytes + list->size() * sizeof(int)});
+        }
+        sequences = " cu_seqlens: " + hash_text(state);
+    }
     char scale[32];
     std::snprintf(scale, sizeof scale, "%.9g", problem.scale());
     problem.softmax_scale.reset();
-    return describe(problem) + " scale=" + scale + " inputs: " + inputs.identity;
+    return describe(problem) + sequences + " scale=" + scale + " inputs: " + inputs.identity;
 }
 
 }  // namespace
@@ -111,6 +140,14 @@ Problem problem_of(const Options& options, const TensorFile& file) {
     take("--seq", options.seq, q.shape[2], problem.seq);
     take("--kv-seq", options.kv_seq, k.shape[2], problem.kv_seq);
     take("--head-dim", options.head_dim, q.shape[3], problem.head_dim);
+    const auto take_list = [&](const char* name, const std::optional<std::vector<int>>& given, std::vector<int>& field) {
+        const std::vector<int> filed = cu_seqlens_of(file, path, name);
+        if (given && !filed.empty() && *given != filed)
+            throw InvalidArgument(std::string(name) + " of the options contradicts that of " + path + "; leave the option out");
+        field = given ? *given : filed;
+    };
+    take_list("cu_seqlens_q", options.cu_seqlens_q, problem.cu_seqlens_q);
+    take_list("cu_seqlens_k", options.cu_seqlens_k, problem.cu_seqlens_k);
     return problem;
 }
 
@@ -159,10 +196,7 @@ Inputs file_inputs(const Problem& problem, const TensorFile& file) {
     const HostTensor& v = file.tensors.at("v");
     Inputs inputs;
     inputs.problem = problem;
-    char text[32];
-    std::snprintf(text, sizeof text, "fnv1a=%016llx",
-                  static_cast<unsigned long long>(hash(hash(hash(14695981039346656037ull, q.bytes), k.bytes), v.bytes)));
-    inputs.identity = text;
+    inputs.identity = hash_text(hash(hash(hash(hash_of_nothing, q.bytes), k.bytes), v.bytes));
 
     const std::size_t element = size_of(problem.dtype);
     const auto load = [&](const HostTensor& from, DeviceBuffer& buffer, std::vector<float>& host, const Strides& filed,
@@ -197,9 +231,7 @@ OutputGradient output_gradient(const Problem& problem, const Options& options, c
         reorder(filed.bytes.data(), as_filed(problem).q_strides(), tensor.bytes.data(), problem.q_strides(), problem.batch, problem.heads,
                 problem.seq, problem.head_dim, element);
         out.d_o.upload(tensor.bytes.data(), tensor.bytes.size());
-        char text[32];
-        std::snprintf(text, sizeof text, "fnv1a=%016llx", static_cast<unsigned long long>(hash(14695981039346656037ull, filed.bytes)));
-        out.origin = "d_o of " + path + " (" + text + ")";
+        out.origin = "d_o of " + path + " (" + hash_text(hash(hash_of_nothing, filed.bytes)) + ")";
     } else {
         fill_random(out.d_o, problem.dtype, problem.batch, problem.heads, problem.seq, problem.head_dim, problem.q_strides(),
                     options.random_seed(), Stream::d_o, options.random_dist());

@@ -66,7 +66,8 @@ Options parse_options(const Stage& stage, int argc, const char* const* argv) {
               [&](const std::string& word) { options.dist = named("--dist", [&] { return parse_distribution(word); }); });
 
     add.group = "Files (safetensors)";
-    add.value("--input", "FILE", "take q, k, v (B, H, N, d), their shape and their type from this file",
+    add.value("--input", "FILE",
+              "take q, k, v (B, H, N, d), their shape and type, and cu_seqlens_q and cu_seqlens_k where it has them, from this file",
               [&](const std::string& word) { options.input = word; });
     add.value("--output", "FILE", "write o and lse, or dq, dk and dv, and what they belong to; of several variants the last",
               [&](const std::string& word) { options.output = word; });

@@ -179,7 +179,8 @@ Report predict_variant(const Stage& stage, const BackwardVariant& variant, const
 }
 
 double emulation_estimate(const Problem& problem, const Report& report) {
-    static const char* const four_bytes[] = {"LSE", "D", "l", "m", "O_acc", "O_part", "table", "dQ_acc"};
+    static const char* const four_bytes[] = {"LSE",   "D",      "l",           "m",         "O_acc",       "O_part",
+                                             "table", "dQ_acc", "query_tiles", "key_tiles", "query_blocks"};
     double accesses = 0;
     for (const TensorTraffic& t : report.predicted.requested.tensors) {
         const bool wide = std::find(std::begin(four_bytes), std::end(four_bytes), t.tensor) != std::end(four_bytes);

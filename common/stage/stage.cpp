@@ -148,6 +148,17 @@ void run_checked(const AnyVariant& variant, void (*launch)(Args&), Args& args) {
     }
 }
 
+template <class AnyVariant>
+void run_prepared(const AnyVariant& variant, Forward& args) {
+    if (variant.prepare) {
+        Forward uncounted = args;
+        uncounted.exec.ledger = nullptr;
+        uncounted.exec.trace = nullptr;
+        run_checked(variant, variant.prepare, uncounted);
+    }
+    run_checked(variant, variant.forward, args);
+}
+
 }  // namespace
 
 std::optional<std::string> why_refused(const Variant& variant, const Problem& problem, const Device& device) {
@@ -192,16 +203,8 @@ void require_16_byte_rows(const std::string& variant, const char* name, const Te
                   ") elements: multiples of 8 are accepted; " + others);
 }
 
-void run_forward(const Variant& variant, Forward& args) {
-    if (variant.prepare) {
-        Forward uncounted = args;
-        uncounted.exec.ledger = nullptr;
-        uncounted.exec.trace = nullptr;
-        run_checked(variant, variant.prepare, uncounted);
-    }
-    run_checked(variant, variant.forward, args);
-}
-void run_forward(const BackwardVariant& variant, Forward& args) { run_checked(variant, variant.forward, args); }
+void run_forward(const Variant& variant, Forward& args) { run_prepared(variant, args); }
+void run_forward(const BackwardVariant& variant, Forward& args) { run_prepared(variant, args); }
 void run_backward(const BackwardVariant& variant, Backward& args) { run_checked(variant, variant.backward, args); }
 
 }  // namespace workbook

@@ -175,8 +175,8 @@ struct Variant {
     Unit (*unit)(DType);                                            ///< which unit multiplies
     /// A plain attention that rounds what this variant rounds: the yardstick of judge().
     decltype(&plain_low_precision_forward) plain = plain_low_precision_forward;
-    /// Brings K and V into the form in which `forward` finds them in the Workspace; null where it takes them as they are. Its time and its
-    /// traffic are not the variant's.
+    /// Leaves in the Workspace what `forward` finds there: K and V in another form, or tables; null where there is nothing. Its time and
+    /// its traffic are not the variant's.
     void (*prepare)(Forward&) = nullptr;
     /// What is said of a wrong result.
     decltype(&workbook::diagnose) explain = diagnose;
@@ -199,7 +199,10 @@ struct BackwardVariant {
     std::size_t (*saved_bytes)(const Problem&, const Device&);  ///< predicted memory held between the passes beside Q, K, V and O
     std::size_t (*workspace_bytes)(const Problem&, const Device&);  ///< predicted Workspace after both passes
     Unit (*unit)(DType);                                            ///< which unit multiplies
-    bool packed = false;                                            ///< whether it takes packed batches, and nothing else
+    /// Leaves in the Workspace what does not depend on the tensors; null where there is nothing. Before `forward`, and likewise not
+    /// counted.
+    void (*prepare)(Forward&) = nullptr;
+    bool packed = false;  ///< whether it takes packed batches, and nothing else
 };
 
 /// Why a variant cannot do the problem on the device: packed batches or what its `refuses` says. To be asked in the place of that, which

@@ -314,6 +314,8 @@ std::string json_line(const Report& report, const Problem& problem, const std::s
     j["causal"] = problem.causal;
     j["scale"] = problem.scale();
     j["layout"] = name(problem.layout);
+    j["cu_seqlens_q"] = when(problem.packed(), problem.cu_seqlens_q);
+    j["cu_seqlens_k"] = when(problem.packed(), problem.cu_seqlens_k);
     j["inputs"] = inputs;
     j["device"] = device.name;
     j["emulated"] = device.emulated;

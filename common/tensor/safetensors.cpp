@@ -111,12 +111,18 @@ std::string_view dtype_word(DType type) {
     return {};
 }
 
+constexpr std::string_view integer_word = "I32";
+
 /// One tensor as the header describes it.
 struct Entry {
     DType dtype = DType::f32;
+    bool integers = false;  // 32 bits each; `dtype` has no meaning
     std::vector<std::uint64_t> shape;
     std::vector<std::uint64_t> offsets;  // begin and end, in bytes from the start of the data
     bool has_dtype = false, has_shape = false, has_offsets = false;
+
+    std::size_t element() const { return integers ? sizeof(std::int32_t) : size_of(dtype); }
+    std::string_view type() const { return integers ? integer_word : dtype_word(dtype); }
 };
 
 /// Takes the header in as a stream of JSON events and keeps no document: what does not belong at its place ends the parse there
@@ -202,7 +208,12 @@ public:
                 entry_->dtype = dtype;
                 return go(Place::tensor);
             }
-            subject_.fail(tensor() + ": dtype " + in_quotes(text) + " is not supported; accepted are \"F32\", \"F16\" and \"BF16\"");
+            if (text == integer_word) {
+                entry_->integers = true;
+                return go(Place::tensor);
+            }
+            subject_.fail(tensor() + ": dtype " + in_quotes(text) +
+                          " is not supported; accepted are \"F32\", \"F16\", \"BF16\" and \"I32\"");
         }
         refuse("the string " + in_quotes(text));
     }
@@ -307,12 +318,12 @@ Layout checked_layout(const Subject& subject, std::map<std::string, Entry> entri
         std::string range = "data_offsets [" + std::to_string(begin) + ", " + std::to_string(end) + "]";
         if (begin > end) subject.fail(what + range + " end before they begin");
         if (end > data_bytes) subject.fail(what + range + " end beyond the " + std::to_string(data_bytes) + " bytes of data in the file");
-        auto elements = count_elements(entry.shape, size_of(entry.dtype));
+        auto elements = count_elements(entry.shape, entry.element());
         if (!elements) subject.fail(what + "shape " + shape_text(entry.shape) + " is too large: its bytes exceed 2^63 - 1");
-        std::uint64_t expected = static_cast<std::uint64_t>(*elements) * size_of(entry.dtype);
+        std::uint64_t expected = static_cast<std::uint64_t>(*elements) * entry.element();
         if (end - begin != expected) {
             subject.fail(what + range + " hold " + std::to_string(end - begin) + " bytes, but shape " + shape_text(entry.shape) + " of " +
-                         std::string(dtype_word(entry.dtype)) + " takes " + std::to_string(expected));
+                         std::string(entry.type()) + " takes " + std::to_string(expected));
         }
     }
     std::sort(layout.begin(), layout.end(), [](const auto& a, const auto& b) { return a.second.offsets < b.second.offsets; });
@@ -380,6 +391,14 @@ TensorFile read_checked(const Subject& subject) {
     TensorFile file;
     file.metadata = std::move(reader.metadata);
     for (auto& [name, entry] : layout) {
+        if (entry.integers) {
+            IntTensor tensor;
+            tensor.shape.assign(entry.shape.begin(), entry.shape.end());
+            tensor.values.resize((entry.offsets.at(1) - entry.offsets.at(0)) / sizeof(std::int32_t));
+            read_exactly(subject, in, tensor.values.data(), tensor.values.size() * sizeof(std::int32_t));
+            file.integers.emplace(name, std::move(tensor));
+            continue;
+        }
         HostTensor tensor;
         tensor.dtype = entry.dtype;
         tensor.shape.assign(entry.shape.begin(), entry.shape.end());
@@ -421,6 +440,7 @@ std::string make_header(const Subject& subject, const TensorFile& file) {
         }
         header += "}";
     }
+    if (!file.integers.empty()) subject.fail("tensor " + in_quotes(file.integers.begin()->first) + ": I32 tensors are read only");
     std::uint64_t offset = 0;
     for (const auto* item : data_order(file)) {
         const auto& [name, tensor] = *item;

@@ -5,6 +5,7 @@
 #include "attention/dtype.hpp"
 
 #include <cstddef>
+#include <cstdint>
 #include <filesystem>
 #include <map>
 #include <stdexcept>
@@ -32,13 +33,20 @@ struct HostTensor {
     static HostTensor from_float(DType dtype, std::vector<long long> shape, const std::vector<float>& values);
 };
 
+/// A tensor of whole numbers of 32 bits.
+struct IntTensor {
+    std::vector<long long> shape;
+    std::vector<std::int32_t> values;
+};
+
 /// What a safetensors file holds: tensors by name, and the free-form string table `__metadata__`.
 struct TensorFile {
     std::map<std::string, HostTensor> tensors;
+    std::map<std::string, IntTensor> integers;
     std::map<std::string, std::string> metadata;
 };
 
-/// Reads a whole file. F32, F16 and BF16 tensors; other types are refused by name.
+/// Reads a whole file. F32, F16, BF16 and I32 tensors; other types are refused by name.
 ///
 /// The file must be what the format's description allows (https://github.com/huggingface/safetensors#format): a header of at most
 /// 100 MB that is one JSON object without duplicate keys, and data of which every byte belongs to exactly one tensor.
@@ -47,7 +55,8 @@ TensorFile read_safetensors(const std::filesystem::path& path);
 
 /// Writes a file that the `safetensors` package reads. Writes beside the target first and renames, so that a failed write leaves
 /// what was there before. A target that is a symbolic link is followed; a directory, device or pipe is refused.
-/// @throws FileError, also for a tensor whose bytes do not fit its shape and for names that are not UTF-8
+/// @throws FileError, also for integers, which are read only, for a tensor whose bytes do not fit its shape and for names that are not
+/// UTF-8
 void write_safetensors(const std::filesystem::path& path, const TensorFile& file);
 
 }  // namespace workbook

@@ -49,26 +49,28 @@ struct Shared {
     alignas(16) float row_sum[Shape::kSlots][Shape::Br];             // D = rowsum(dO o O)
 };
 
-/// The work of a thread block: the keys j0 to j0 + Bc - 1 of one sequence and key/value head, with all query heads that share it. The mask
-/// is that sequence's.
+/// The work of a thread block: the keys j0 to j0 + Bc - 1 of a key/value head of sequence b, with all query heads that share it.
 template <class T, class Shape>
-SIMT_DEVICE void key_tile(TensorView<const T, 3> Q3,        // (Hq, Nq, D)
-                          TensorView<const T, 2> K,         // (Nkv, D)
-                          TensorView<const T, 2> V,         // (Nkv, D)
-                          TensorView<const T, 3> dO3,       // (Hq, Nq, D)
-                          TensorView<const float, 2> LSE2,  // (Hq, Nq up to whole blocks)
-                          TensorView<const float, 2> D2,    // as LSE2
-                          TensorView<float, 3> dQ_acc,      // (Hq, ceil(Nq / Br), Br D)
-                          TensorView<T, 2> dK,              // (Nkv, D)
-                          TensorView<T, 2> dV,              // (Nkv, D)
-                          int j0, int hkv, int group, float scale, Mask mask) {
+SIMT_DEVICE void key_tile(TensorView<const T, 4> Q4,        // (B, Hq, Nq, D)
+                          TensorView<const T, 4> K4,        // (B, Hkv, Nkv, D)
+                          TensorView<const T, 4> V4,        // (B, Hkv, Nkv, D)
+                          TensorView<const T, 4> dO4,       // (B, Hq, Nq, D)
+                          TensorView<const float, 3> LSE2,  // (B, Hq, Nq up to whole blocks)
+                          TensorView<const float, 3> D3,    // as LSE2
+                          TensorView<float, 4> dQ_acc,      // (B, Hq, ceil(Nq / Br), Br D)
+                          TensorView<T, 4> dK4,             // (B, Hkv, Nkv, D)
+                          TensorView<T, 4> dV4,             // (B, Hkv, Nkv, D)
+                          int j0, int hkv, int b, float scale, Mask mask) {
     constexpr int D = Shape::D, Br = Shape::Br, Bc = Shape::Bc, kM = Shape::kM, kQ = Shape::kQ, kThreads = Shape::kThreads;
     constexpr int kSlots = Shape::kSlots, kSplit = Shape::kSplit;
     constexpr int kN = kQ / 8;               // 8-query columns of S^T
     constexpr int kC = Shape::kColumns / 8;  // 8-element columns of dK and dV
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
     const int g = lane / 4, t = lane % 4;  // row and column pair of this lane in a fragment
-    const int Nq = Q3.extent(1), Nkv = K.extent(0);
+    const int group = Q4.extent(1) / K4.extent(1);
+    const auto K = K4(b, hkv), V = V4(b, hkv);      // (Nkv, D)
+    const auto dK = dK4(b, hkv), dV = dV4(b, hkv);  // (Nkv, D)
+    const int Nq = Q4.extent(2), Nkv = K.extent(0);
     const float scale_log2 = scale * 1.4426950408889634f;
 
     // The turns: for each query head that shares the keys, the blocks of queries that see any of them.
@@ -87,7 +89,7 @@ SIMT_DEVICE void key_tile(TensorView<const T, 3> Q3,        // (Hq, Nq, D)
 
     const auto fetch = [&](int turn) {
         const int slot = turn % kSlots, h = head(turn), i0 = block(turn) * Br;
-        const auto Q = Q3(h), dO = dO3(h);  // (Nq, D)
+        const auto Q = Q4(b, h), dO = dO4(b, h);  // (Nq, D)
         if (i0 + Br <= Nq) {
             copy_tile<true, Br, D, kThreads>(smem.q[slot], Q, i0);
             copy_tile<true, Br, D, kThreads>(smem.d_o[slot], dO, i0);
@@ -97,8 +99,8 @@ SIMT_DEVICE void key_tile(TensorView<const T, 3> Q3,        // (Hq, Nq, D)
         }
         if (threadIdx.x < Br / 4) {
             const int i = 4 * threadIdx.x;
-            ptx::cp_async<16>(smem.lse[slot] + i, &LSE2(h, i0 + i));
-            ptx::cp_async<16>(smem.row_sum[slot] + i, &D2(h, i0 + i));
+            ptx::cp_async<16>(smem.lse[slot] + i, &LSE2(b, h, i0 + i));
+            ptx::cp_async<16>(smem.row_sum[slot] + i, &D3(b, h, i0 + i));
         }
     };
 
@@ -218,7 +220,7 @@ SIMT_DEVICE void key_tile(TensorView<const T, 3> Q3,        // (Hq, Nq, D)
                 }
             }
         }
-        const auto sum = dQ_acc(head(turn), block(turn));  // (Br D)
+        const auto sum = dQ_acc(b, head(turn), block(turn));  // (Br D)
 #pragma unroll
         for (int u = 0; u < 2; ++u)
 #pragma unroll
@@ -272,19 +274,11 @@ SIMT_DEVICE void key_tile(TensorView<const T, 3> Q3,        // (Hq, Nq, D)
 }
 
 template <class T, class Shape>
-__global__ __launch_bounds__(Shape::kThreads) void tensor_core(TensorView<const T, 4> Q,         // (B, Hq, Nq, D)
-                                                               TensorView<const T, 4> K,         // (B, Hkv, Nkv, D)
-                                                               TensorView<const T, 4> V,         // (B, Hkv, Nkv, D)
-                                                               TensorView<const T, 4> dO,        // (B, Hq, Nq, D)
-                                                               TensorView<const float, 3> LSE2,  // (B, Hq, Nq up to whole blocks)
-                                                               TensorView<const float, 3> D3,    // as LSE2
-                                                               TensorView<float, 4> dQ_acc,      // (B, Hq, ceil(Nq / Br), Br D)
-                                                               TensorView<T, 4> dK,              // (B, Hkv, Nkv, D)
-                                                               TensorView<T, 4> dV,              // (B, Hkv, Nkv, D)
-                                                               float scale, Mask mask) {
-    const int j0 = blockIdx.x * Shape::Bc, hkv = blockIdx.y, b = blockIdx.z;
-    key_tile<T, Shape>(Q(b), K(b, hkv), V(b, hkv), dO(b), LSE2(b), D3(b), dQ_acc(b), dK(b, hkv), dV(b, hkv), j0, hkv,
-                       Q.extent(1) / K.extent(1), scale, mask);
+__global__ __launch_bounds__(Shape::kThreads) void tensor_core(TensorView<const T, 4> Q, TensorView<const T, 4> K, TensorView<const T, 4> V,
+                                                               TensorView<const T, 4> dO, TensorView<const float, 3> LSE2,
+                                                               TensorView<const float, 3> D3, TensorView<float, 4> dQ_acc,
+                                                               TensorView<T, 4> dK, TensorView<T, 4> dV, float scale, Mask mask) {
+    key_tile<T, Shape>(Q, K, V, dO, LSE2, D3, dQ_acc, dK, dV, blockIdx.x * Shape::Bc, blockIdx.y, blockIdx.z, scale, mask);
 }
 
 }  // namespace step05
