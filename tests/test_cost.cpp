@@ -426,6 +426,43 @@ TEST(Cost, SplitKvCountsEveryBlock) {
     EXPECT_THROW(split_kv_movement(p, {0, 64, 1, false}), InvalidArgument);
 }
 
+// A packed batch of sequences of one length moves what the batch moves, and its tables.
+TEST(Cost, PackedMovesWhatItsSequencesMove) {
+    for (const bool causal : {false, true}) {
+        Problem batch{.batch = 3, .heads = 4, .kv_heads = 2, .seq = 9, .kv_seq = 14, .head_dim = 16, .dtype = DType::f16, .causal = causal};
+        Problem packed = batch;
+        packed.batch = 1;
+        packed.seq = 27;
+        packed.kv_seq = 42;
+        packed.cu_seqlens_q = {0, 9, 9, 18, 27};  // and an empty one
+        packed.cu_seqlens_k = {0, 14, 14, 28, 42};
+        const Tiles tiles{4, 5};
+        EXPECT_EQ(forward_flops(packed), forward_flops(batch));
+        EXPECT_EQ(naive_movement(packed).requested.total(), naive_movement(batch).requested.total());
+        const auto expect_same = [](const Movement& of_packed, Movement of_batch, const std::vector<TensorTraffic>& asked,
+                                    const std::vector<TensorTraffic>& dram) {
+            of_batch.requested.tensors.insert(of_batch.requested.tensors.end(), asked.begin(), asked.end());
+            of_batch.dram.tensors.insert(of_batch.dram.tensors.end(), dram.begin(), dram.end());
+            for (Traffic Movement::*traffic : {&Movement::requested, &Movement::dram}) {
+                const auto &a = (of_packed.*traffic).tensors, &b = (of_batch.*traffic).tensors;
+                ASSERT_EQ(a.size(), b.size());
+                for (std::size_t t = 0; t < a.size(); ++t) {
+                    EXPECT_EQ(a[t].tensor, b[t].tensor);
+                    EXPECT_EQ(a[t].read, b[t].read) << a[t].tensor;
+                    EXPECT_EQ(a[t].written, b[t].written) << a[t].tensor;
+                }
+            }
+        };
+        // 3 tiles of queries and 3 of keys a sequence, 32 bytes each; 4 bytes for each of 128 threads, 4 and 2 heads.
+        expect_same(varlen_movement(packed, tiles, 128), q_parallel_movement(batch, tiles, true), {{"query_tiles", 9 * 4 * 512, 0}},
+                    {{"query_tiles", 9 * 32, 0}});
+        // Blocks of 4 queries with d = 16: 8 threads before and 4 after.
+        expect_same(varlen_backward_movement(packed, tiles, 128), tensor_core_backward_movement(batch, tiles),
+                    {{"key_tiles", 9 * 2 * 512, 0}, {"query_blocks", 9 * 4 * (8 + 4) * 4, 0}},
+                    {{"key_tiles", 9 * 32, 0}, {"query_blocks", 2 * 9 * 32, 0}});
+    }
+}
+
 TEST(Cost, CompulsoryReadsKeysAndValuesByTheirOwnHeads) {
     const Traffic t =
         compulsory_traffic({.batch = 2, .heads = 8, .kv_heads = 2, .seq = 3, .kv_seq = 5, .head_dim = 4, .dtype = DType::f16});

@@ -562,6 +562,45 @@ TEST(Diagnose, WorksOnSampledRowsInSeconds) {
     RecordProperty("seconds", std::to_string(seconds));
 }
 
+TEST(Diagnose, PackedBatches) {
+    Problem p{.heads = 4, .kv_heads = 2, .seq = 66, .kv_seq = 90, .head_dim = 24, .dtype = DType::bf16};
+    p.cu_seqlens_q = {0, 20, 20, 41, 66};
+    p.cu_seqlens_k = {0, 30, 34, 61, 90};
+    // A kernel in which query i sees the keys from its sequence's first on that are before end(problem, its sequence, i).
+    const auto seeing = [](auto end) {
+        return wrong([end](Kernel& kernel) {
+            kernel.hides = [end](const Problem& problem, int i, int j) {
+                const Sequence own = problem.sequence_of_query(i);
+                return j < own.first_key || j >= end(problem, own, i);
+            };
+        });
+    };
+    const auto last = [](const Sequence& own) { return own.first_key + own.keys; };
+    std::vector<Case> cases;
+    cases.emplace_back(p);
+    const Kernel right = seeing([=](const Problem&, const Sequence& own, int) { return last(own); });
+    EXPECT_EQ(cases[0].text(right(p, cases[0].in)), "");
+    expect(cases, "sequences-together", wrong([](Kernel& kernel) { kernel.hides = [](const Problem&, int, int) { return false; }; }));
+    expect(cases, "next-sequence-seen",
+           seeing([](const Problem&, const Sequence& own, int) { return own.first_key + (own.keys + 31) / 32 * 32; }), "32 keys a tile");
+
+    p.causal = true;
+    cases.clear();
+    cases.emplace_back(p);
+    const std::string name = "causal-of-the-batch";
+    expect(cases, name, seeing([=](const Problem& problem, const Sequence& own, int i) {
+               return std::min(i + 1 + problem.kv_seq - problem.seq, last(own));
+           }),
+           "counted from the batch's first");
+    expect(cases, name, seeing([=](const Problem& problem, const Sequence& own, int i) {
+               return std::min(i - own.first_query + own.first_key + 1 + problem.kv_seq - problem.seq, last(own));
+           }),
+           "Nkv - Nq of the whole batch:");
+    expect(cases, name,
+           seeing([=](const Problem&, const Sequence& own, int i) { return std::min(i - own.first_query + own.first_key + 1, last(own)); }),
+           "top left corner");
+}
+
 TEST(Diagnose, NamesAreDistinct) {
     const std::vector<std::string> names = known_mistakes();
     EXPECT_EQ(std::set<std::string>(names.begin(), names.end()).size(), names.size());

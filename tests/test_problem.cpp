@@ -48,6 +48,73 @@ TEST(Problem, AcceptsTheEdges) {
     EXPECT_EQ(refusal([](Problem& p) { p = {.heads = 1024, .kv_heads = 1, .seq = 1 << 20, .kv_seq = 1 << 20, .head_dim = 64}; }), "");
 }
 
+// The message with which check() refuses these cu_seqlens of 17 queries and 20 keys; empty if it accepts them.
+std::string refusal(const std::vector<int>& q, const std::vector<int>& k, int batch = 1) {
+    return refusal([&](Problem& p) {
+        p.batch = batch;
+        p.seq = 17;
+        p.kv_seq = 20;
+        p.cu_seqlens_q = q;
+        p.cu_seqlens_k = k;
+    });
+}
+
+TEST(Problem, RefusesBadCuSeqlens) {
+    EXPECT_EQ(refusal({0, 5, 5, 17}, {0, 0, 20, 20}), "");
+    EXPECT_EQ(refusal({0, 17}, {0, 20}), "");
+    EXPECT_EQ(refusal({1, 5, 17}, {0, 5, 20}), "cu_seqlens_q[0] = 1: accepted is 0, where the first sequence begins");
+    EXPECT_EQ(refusal({0, 5, 17}, {-1, 5, 20}), "cu_seqlens_k[0] = -1: accepted is 0, where the first sequence begins");
+    EXPECT_EQ(refusal({0, 9, 5, 17}, {0, 5, 6, 20}), "cu_seqlens_q[2] = 5: accepted is 9, where sequence 1 begins, or more");
+    EXPECT_EQ(refusal({0, 17}, {0, -3}), "cu_seqlens_k[1] = -3: accepted is 0, where sequence 0 begins, or more");
+    EXPECT_EQ(refusal({0, 5, 18}, {0, 5, 20}), "cu_seqlens_q[2] = 18: accepted is seq = 17, where the last sequence ends");
+    EXPECT_EQ(refusal({0, 5, 17}, {0, 5, 19}), "cu_seqlens_k[2] = 19: accepted is kv_seq = 20, where the last sequence ends");
+    const std::string accepted = ": accepted is one more than there are sequences, 2 or more, in both";
+    EXPECT_EQ(refusal({0, 5, 17}, {0, 20}), "cu_seqlens_q has 3 entries and cu_seqlens_k has 2 entries" + accepted);
+    EXPECT_EQ(refusal({0, 17}, {}), "cu_seqlens_q has 2 entries and cu_seqlens_k has 0 entries" + accepted);
+    EXPECT_EQ(refusal({}, {0, 20}), "cu_seqlens_q has 0 entries and cu_seqlens_k has 2 entries" + accepted);
+    EXPECT_EQ(refusal({0}, {0}), "cu_seqlens_q has 1 entry and cu_seqlens_k has 1 entry" + accepted);
+    EXPECT_EQ(refusal({0, 5, 17}, {0, 5, 20}, 2), "batch = 2: accepted is 1 with cu_seqlens, which hold the sequences of the batch");
+}
+
+// Against the definition: j of the same sequence as i, and with causal j - its end <= i - its end.
+TEST(Problem, PackedQueriesSeeTheirOwnSequence) {
+    Problem p{.heads = 3, .seq = 12, .kv_seq = 10, .cu_seqlens_q = {0, 0, 4, 4, 9, 12}, .cu_seqlens_k = {0, 2, 3, 3, 10, 10}};
+    for (const bool causal : {false, true}) {
+        p.causal = causal;
+        int pairs = 0;
+        for (int s = 0; s < 5; ++s)
+            for (int i = p.cu_seqlens_q[s]; i < p.cu_seqlens_q[s + 1]; ++i) {
+                const Range keys = p.keys_of(i);
+                EXPECT_EQ(p.visible_keys(i), keys.end - keys.begin);
+                for (int j = 0; j < p.kv_seq; ++j) {
+                    const bool own = j >= p.cu_seqlens_k[s] && j < p.cu_seqlens_k[s + 1];
+                    const bool sees = own && (!causal || j - p.cu_seqlens_k[s + 1] <= i - p.cu_seqlens_q[s + 1]);
+                    pairs += own;
+                    EXPECT_EQ(j >= keys.begin && j < keys.end, sees) << i << ", " << j;
+                    const Range queries = p.queries_of(j);
+                    EXPECT_EQ(i >= queries.begin && i < queries.end, sees) << i << ", " << j;
+                }
+            }
+        EXPECT_EQ(p.pairs(), 3 * pairs);
+    }
+    const std::vector<Problem> each = p.sequences();
+    ASSERT_EQ(each.size(), 5u);
+    EXPECT_EQ(describe(each[3]), "B=1 Hq=3 Hkv=1 Nq=5 Nkv=7 d=64 f32 causal");
+    EXPECT_EQ(each[4].kv_seq, 0);
+    EXPECT_EQ(Problem{}.sequences().size(), 1u);
+}
+
+TEST(Problem, DescribesPackedBatches) {
+    Problem p{.seq = 12, .kv_seq = 10, .cu_seqlens_q = {0, 4, 12}, .cu_seqlens_k = {0, 3, 10}};
+    EXPECT_EQ(describe(p), "B=1 Hq=1 Hkv=1 Nq=12 Nkv=10 d=64 f32 cu_seqlens_q=0,4,12 cu_seqlens_k=0,3,10");
+    p = {.seq = 45, .kv_seq = 45};
+    for (int s = 0, end = 0; s <= 9; end += ++s) p.cu_seqlens_q.push_back(end);
+    p.cu_seqlens_k = p.cu_seqlens_q;
+    EXPECT_EQ(describe(p), "B=1 Hq=1 Hkv=1 Nq=45 Nkv=45 d=64 f32 9 sequences of 1 to 9 queries and keys");
+    p.cu_seqlens_k = {0, 45, 45, 45, 45, 45, 45, 45, 45, 45};
+    EXPECT_EQ(describe(p), "B=1 Hq=1 Hkv=1 Nq=45 Nkv=45 d=64 f32 9 sequences of 1 to 9 queries and 0 to 45 keys");
+}
+
 TEST(Problem, RefusesHeadsThatDoNotDivide) {
     EXPECT_EQ(
         refusal([](Problem& p) { p.kv_heads = 4; }),

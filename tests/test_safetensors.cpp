@@ -256,7 +256,7 @@ INSTANTIATE_TEST_SUITE_P(
         Damage{"AllMissing", with_header("{\"a\":{}}"), "is missing"},
         Damage{"UnknownField", with_header("{\"a\":{\"scale\":2}}"), "tensor \"a\": unknown field \"scale\"; accepted are"},
         Damage{"DtypeUnknown", one("[2]", "[0,8]", 8, "\"F33\""),
-               "dtype \"F33\" is not supported; accepted are \"F32\", \"F16\" and \"BF16\""},
+               "dtype \"F33\" is not supported; accepted are \"F32\", \"F16\", \"BF16\" and \"I32\""},
         Damage{"DtypeNotSupported", one("[1]", "[0,8]", 8, "\"I64\""), "dtype \"I64\" is not supported"},
         Damage{"DtypeLowerCase", one("[2]", "[0,8]", 8, "\"f32\""), "dtype \"f32\" is not supported"},
         Damage{"DtypeNotString", one("[2]", "[0,8]", 8, "32"), "\"dtype\" must be a string, found the number 32"},

@@ -342,15 +342,17 @@ Movement tensor_core_backward_movement(const Problem& problem, const Tiles& tile
     const Sizes n(problem);
     const long long q = n.q * n.es, kv = n.kv * n.es;
     long long visited = 0, padded = 0, visited_padded = 0;  // bytes of Q; of a number for each row
+    long long seen = 0;                                     // bytes of K: of sequences without queries none are read
     for (const Problem& one : problem.sequences()) {
         const long long padded_seq = (one.seq + tiles.Br - 1LL) / tiles.Br * tiles.Br;
+        if (one.seq > 0) seen += one.kv_elements() * n.es;
         visited += visited_rows(one, tiles, one.seq) * n.d * n.es;
         padded += padded_seq * one.batch * one.heads * f32_bytes;
         visited_padded += visited_rows(one, tiles, padded_seq) * f32_bytes;
     }
     return {.requested = {{{"Q", visited, 0},
-                           {"K", kv, 0},
-                           {"V", kv, 0},
+                           {"K", seen, 0},
+                           {"V", seen, 0},
                            {"O", q, 0},
                            {"dO", q + visited, 0},
                            {"LSE", n.rows * f32_bytes, 0},
@@ -361,8 +363,8 @@ Movement tensor_core_backward_movement(const Problem& problem, const Tiles& tile
                            {"dK", 0, kv},
                            {"dV", 0, kv}}},
             .dram = {{{"Q", q, 0},
-                      {"K", kv, 0},
-                      {"V", kv, 0},
+                      {"K", seen, 0},
+                      {"V", seen, 0},
                       {"O", q, 0},
                       {"dO", 2 * q, 0},
                       {"LSE", n.rows * f32_bytes, 0},

@@ -132,7 +132,7 @@ private:
     };
 
     Pair pair(const Mistake& mistake, RowPlace at, int j) const {
-        const KeyRange seen = p_.keys_of(at.i);
+        const Range seen = p_.keys_of(at.i);
         const bool hidden = j < seen.begin || j >= seen.end;
         Row row = row_of_all_keys(p_, in_.q.data(), in_.k.data(), in_.v.data(), at);
         narrow(row, {j, j + 1});

@@ -31,7 +31,7 @@ Statistics softmax(std::span<double> s, int first, int last) {
 int visible(const Tensors& t, RowPlace at) { return t.problem.visible_keys(at.i); }
 
 Statistics right(const Tensors& t, RowPlace at, const Parameter&, std::span<double> s) {
-    const KeyRange keys = t.problem.keys_of(at.i);
+    const Range keys = t.problem.keys_of(at.i);
     return softmax(s, keys.begin, keys.end);
 }
 
@@ -234,17 +234,6 @@ Statistics causal_loop_ends_early(const Tensors& t, RowPlace at, const Parameter
 
 Statistics all_sequences(const Tensors&, RowPlace, const Parameter&, std::span<double> s) { return first_keys(s, s.size()); }
 
-// The first query and the keys of the row's sequence.
-struct OfSequence {
-    int first_query, queries;
-    KeyRange keys;
-};
-OfSequence sequence_of(const Tensors& t, RowPlace at) {
-    const Problem& p = t.problem;
-    const auto s = std::upper_bound(p.cu_seqlens_q.begin(), p.cu_seqlens_q.end(), at.i) - p.cu_seqlens_q.begin() - 1;
-    return {p.cu_seqlens_q[s], p.cu_seqlens_q[s + 1] - p.cu_seqlens_q[s], {p.cu_seqlens_k[s], p.cu_seqlens_k[s + 1]}};
-}
-
 Parameters whole_tiles_of_keys(const Problem& p) {
     Parameters list;
     if (p.causal) return list;  // the mask hides them
@@ -252,9 +241,9 @@ Parameters whole_tiles_of_keys(const Problem& p) {
     return list;
 }
 Statistics whole_tiles(const Tensors& t, RowPlace at, const Parameter& width, std::span<double> s) {
-    const auto [first_query, queries, keys] = sequence_of(t, at);
-    const int tile = static_cast<int>(width.a), end = keys.begin + (keys.end - keys.begin + tile - 1) / tile * tile;
-    return softmax(s, keys.begin, std::min(end, static_cast<int>(s.size())));
+    const Sequence own = t.problem.sequence_of_query(at.i);
+    const int tile = static_cast<int>(width.a), end = own.first_key + (own.keys + tile - 1) / tile * tile;
+    return softmax(s, own.first_key, std::min(end, static_cast<int>(s.size())));
 }
 
 // The diagonal of the batch (a = 1), of rows and keys counted from the batch's first (b = 1) or the sequence's; or the top left corner's.
@@ -265,10 +254,10 @@ Parameters other_diagonals(const Problem& p) {
             {0, 0, 0, "0, the top left corner,"}};
 }
 Statistics other_diagonal(const Tensors& t, RowPlace at, const Parameter& p, std::span<double> s) {
-    const auto [first_query, queries, keys] = sequence_of(t, at);
+    const Sequence own = t.problem.sequence_of_query(at.i);
     const int offset = p.a ? t.problem.kv_seq - t.problem.seq : 0;
-    const int end = p.b ? at.i + 1 + offset : keys.begin + at.i - first_query + 1 + offset;
-    return softmax(s, keys.begin, std::clamp(end, keys.begin, keys.end));
+    const int end = at.i + 1 + offset + (p.b ? 0 : own.first_key - own.first_query);
+    return softmax(s, own.first_key, std::clamp(end, own.first_key, own.first_key + own.keys));
 }
 
 // ---- ends of the keys ------------------------------------------------------------------------------------------------------

@@ -131,23 +131,36 @@ std::vector<Problem> Problem::sequences() const {
     return all;
 }
 
-KeyRange Problem::keys_of(int i) const {
-    int first_query = 0, queries = seq, first_key = 0, keys = kv_seq;  // of the row's sequence
-    if (packed()) {
-        const auto after = std::upper_bound(cu_seqlens_q.begin(), cu_seqlens_q.end(), i);  // of the empty ones it takes none
-        const auto k = cu_seqlens_k.begin() + (after - cu_seqlens_q.begin());
-        first_query = after[-1];
-        queries = *after - first_query;
-        first_key = k[-1];
-        keys = *k - first_key;
-    }
+namespace {
+
+/// The sequence of query x, or of key x, whose cu_seqlens are `of`.
+Sequence sequence_of(const Problem& p, const std::vector<int>& of, int x) {
+    if (!p.packed()) return {0, p.seq, 0, p.kv_seq};
+    const auto s = std::upper_bound(of.begin(), of.end(), x) - of.begin() - 1;  // none of the empty ones
+    const std::vector<int>&q = p.cu_seqlens_q, &k = p.cu_seqlens_k;
+    return {q[s], q[s + 1] - q[s], k[s], k[s + 1] - k[s]};
+}
+
+}  // namespace
+
+Sequence Problem::sequence_of_query(int i) const { return sequence_of(*this, cu_seqlens_q, i); }
+
+Range Problem::keys_of(int i) const {
+    const auto [first_query, queries, first_key, keys] = sequence_of_query(i);
     if (!causal) return {first_key, first_key + keys};
     const long long seen = std::clamp<long long>(static_cast<long long>(i) - first_query + 1 + keys - queries, 0, keys);
     return {first_key, first_key + static_cast<int>(seen)};
 }
 
+Range Problem::queries_of(int j) const {
+    const auto [first_query, queries, first_key, keys] = sequence_of(*this, cu_seqlens_k, j);
+    if (!causal) return {first_query, first_query + queries};
+    const long long blind = std::clamp<long long>(static_cast<long long>(j) - first_key - keys + queries, 0, queries);
+    return {first_query + static_cast<int>(blind), first_query + queries};
+}
+
 int Problem::visible_keys(int i) const {
-    const KeyRange keys = keys_of(i);
+    const Range keys = keys_of(i);
     return keys.end - keys.begin;
 }
 

@@ -22,9 +22,14 @@ Layout parse_layout(std::string_view word);
 /// Strides of the batch, the head and the row, in elements. The innermost stride is 1.
 using Strides = std::array<long long, 3>;
 
-/// Keys begin to end - 1.
-struct KeyRange {
+/// Queries or keys begin to end - 1.
+struct Range {
     int begin, end;
+};
+
+/// Where a sequence lies in a packed batch.
+struct Sequence {
+    int first_query, queries, first_key, keys;
 };
 
 /// One attention problem.
@@ -65,8 +70,11 @@ struct Problem {
     /// The problem of each sequence by itself, with batch 1; its seq and kv_seq may be 0. Of a problem that is not packed, that problem.
     std::vector<Problem> sequences() const;
 
-    KeyRange keys_of(int i) const;  ///< that query row i (0 <= i < Nq) sees
+    /// The sequence of query row i; of a problem that is not packed, all queries and keys.
+    Sequence sequence_of_query(int i) const;
+    Range keys_of(int i) const;     ///< that query row i (0 <= i < Nq) sees
     int visible_keys(int i) const;  ///< how many those are
+    Range queries_of(int j) const;  ///< that see key j (0 <= j < Nkv)
 
     Strides q_strides() const;   ///< of Q and O when they are packed in `layout`
     Strides kv_strides() const;  ///< of K and V when they are packed in `layout`

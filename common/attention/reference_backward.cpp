@@ -134,11 +134,10 @@ public:
                 const int j = static_cast<int>(flat % problem_.kv_seq),
                           kv_head = static_cast<int>(flat / problem_.kv_seq % problem_.kv_heads),
                           b = static_cast<int>(flat / problem_.kv_seq / problem_.kv_heads);
+                const Range seeing = problem_.queries_of(j);
                 Sum<T> dk, dv;
                 for (int h = kv_head * group; h < (kv_head + 1) * group; ++h)
-                    for (int i = 0; i < problem_.seq; ++i) {
-                        const KeyRange seen = problem_.keys_of(i);
-                        if (j < seen.begin || j >= seen.end) continue;
+                    for (int i = seeing.begin; i < seeing.end; ++i) {
                         Row row = row_of_all_keys(problem_, in_.q.data(), in_.k.data(), in_.v.data(), {b, h, i});
                         narrow(row, {j, j + 1});  // as if the row saw this key alone
                         const float* const gradient = d_o({b, h, i});

@@ -66,7 +66,7 @@ inline Row row_of_all_keys(const Problem& problem, const float* q, const float* 
 }
 
 /// Only these keys of the row are left.
-inline void narrow(Row& row, KeyRange keys) {
+inline void narrow(Row& row, Range keys) {
     row.k += keys.begin * row.kv_stride;
     row.v += keys.begin * row.kv_stride;
     row.visible = keys.end - keys.begin;

@@ -155,7 +155,7 @@ DType default_dtype(const Selection& selected, const Options& options, const Dev
 /// How many rows of O and dQ, and of dK and dV, to compare with float64; 0: all.
 /// @param work multiplications of float64 for each (row, key, column): 1 forward, about 5 backward
 long long rows_to_check(const Problem& p, const Options& options, double work) {
-    const double products = work * static_cast<double>(p.rows()) * p.kv_seq * p.head_dim;
+    const double products = work * static_cast<double>(p.pairs()) * p.head_dim;
     return options.check_rows.value_or(products <= max_reference_products ? 0 : sampled_rows);
 }
 
