@@ -105,7 +105,7 @@ std::vector<Problem> cases_of(const Request& request) {
     if (request.quick + request.gqa + request.decode + request.any() > 1) {
         throw InvalidArgument(
             "--quick, --gqa, --decode and the options of a single case (--batch, --heads, --kv-heads, --seq, --kv-seq, --head-dim, "
-            "--dtype, --causal) ask for different cases; one of the four is accepted");
+            "--dtype, --causal, --lengths, --cu-seqlens-q, --cu-seqlens-k) ask for different cases; one of the four is accepted");
     }
     if (request.quick) return quick_sweep();
     if (request.gqa) return {gqa_case()};
@@ -137,6 +137,7 @@ std::string case_name(const CaseName& n) {
     if (p.kv_heads != p.heads) text += "_KV" + std::to_string(p.kv_heads);
     text += "_N" + std::to_string(p.seq);
     if (p.kv_seq != p.seq) text += "_M" + std::to_string(p.kv_seq);
+    if (p.packed()) text += "_S" + std::to_string(p.cu_seqlens_q.size() - 1);
     return text;
 }
 

@@ -66,10 +66,10 @@ struct CaseName {
 };
 
 /// "step03/shared_memory_tiling/fwd/bf16/d128/causal/B4_H32_KV8_N4096". _KV stands only where Hkv is not Hq, _M (Nkv) only where
-/// it is not Nq.
+/// it is not Nq. Of a packed batch the number of sequences follows, as _S814; what their lengths are the name does not say.
 std::string case_name(const CaseName& name);
 
-/// The inverse of case_name(). @throws InvalidArgument that says what was read and what is accepted
+/// The inverse of case_name(), but for packed batches. @throws InvalidArgument that says what was read and what is accepted
 CaseName parse_case_name(std::string_view text);
 
 /// The value below which a fraction q of the values lies, interpolated linearly between neighbours.

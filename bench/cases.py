@@ -2,11 +2,12 @@
 
 A name is stepNN/<variant>/<fwd|bwd|fwdbwd>/<type>/d<head dim>/<full|causal>/B<batch>_H<query heads>[_KV<heads>]_N<Nq>[_M<Nkv>], with
 peer/<backend> in place of stepNN/<variant> for other people's kernels; bwd is the backward pass alone, fwdbwd both. _KV and _M stand
-only where they differ from H and N.
+only where they differ from H and N. The name of a packed batch ends with _S<sequences>.
 """
 
+import itertools
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, replace
 
 DTYPES = {"f32": 4, "f16": 2, "bf16": 2}  # bytes of an element
 PEERS = {
@@ -82,6 +83,39 @@ def parse_case(text):
     if min(*size.values(), case.kv_heads, case.kv_seq) < 1:
         raise ValueError(f'"{text}": every size must be 1 or more')
     return case
+
+
+@dataclass(frozen=True)
+class PackedCase(Case):
+    """A packed batch of sequences, as many queries as keys each: batch is 1, seq and kv_seq are all tokens. Its name, which has the number
+    of sequences, does not say the lengths: parse_case() does not read it."""
+
+    lengths: tuple = ()
+    path: str = ""  # where they are from
+
+    def shape_name(self):
+        return f"{super().shape_name()}_S{len(self.lengths)}"
+
+    def flops(self):
+        each = [replace(self.alone(), seq=n, kv_seq=n) for n in self.lengths]
+        return sum(case.flops() for case in each)
+
+    def alone(self):
+        """The same with one sequence, of all tokens."""
+        return Case(*(getattr(self, field.name) for field in fields(Case)))
+
+    def begins(self):
+        """Where each sequence begins, and where the last ends: cu_seqlens."""
+        return [0, *itertools.accumulate(self.lengths)]
+
+
+def read_lengths(path):
+    """The lengths in a file, one a line; lines that begin with # are comments. Raises OSError and ValueError."""
+    with open(path, encoding="utf-8") as file:
+        lengths = tuple(int(line) for line in file if not line.startswith("#"))
+    if not lengths or min(lengths) < 0 or not max(lengths):
+        raise ValueError("accepted are whole numbers from 0 on, one a line, and one above 0")
+    return lengths
 
 
 def _sweep_case(seq, head_dim, dtype, causal):

@@ -20,6 +20,7 @@ import contextlib
 import dataclasses
 import datetime
 import importlib
+import inspect
 import json
 import math
 import os
@@ -32,7 +33,7 @@ import sys
 import tempfile
 import warnings
 
-from cases import DTYPES, PEERS, Case, decode, grouped_heads, quick, sweep
+from cases import DTYPES, PEERS, Case, PackedCase, decode, grouped_heads, quick, read_lengths, sweep
 from results import NOT_OF_THE_GPU
 
 # Largest relative RMS error of a row of O. A row is an average of V with rounded weights, so its relative error is a few times
@@ -102,6 +103,8 @@ def pinned(backend):
 def launcher(backend, case, q, k, v):
     """A function without arguments that runs the kernel and returns O (B, H, N, d). To be called within pinned(backend).
     flash_attn takes (B, N, H, d) with any strides: it gets the same memory."""
+    if isinstance(case, PackedCase):
+        return packed_launcher(backend, case, q, k, v)
     if backend in SDPA:
         if case.causal and case.seq != case.kv_seq:
             raise Refused(f"is_causal of PyTorch is aligned to the top left, the cases here to the bottom right: equal only for "
@@ -118,6 +121,42 @@ def launcher(backend, case, q, k, v):
         return (output[0] if isinstance(output, tuple) else output).transpose(1, 2)  # some versions give (O, LSE)
 
     return launch
+
+
+def packed_launcher(backend, case, q, k, v):
+    """As launcher(), by the functions that take cu_seqlens: of PyTorch varlen_attn, whose kernel is FlashAttention-2's."""
+    begins = torch.tensor(case.begins(), dtype=torch.int32, device=q.device)
+    longest = max(case.lengths)
+    if backend == "torch_flash":
+        try:
+            function = importlib.import_module("torch.nn.attention.varlen").varlen_attn
+        except (ImportError, AttributeError):
+            raise Refused("no torch.nn.attention.varlen in this PyTorch") from None
+        if case.heads != case.kv_heads:
+            raise Refused(f"varlen_attn takes one number of heads; given {case.heads} and {case.kv_heads}")
+        by_flag = "is_causal" in inspect.signature(function).parameters  # versions differ
+        mask = {"is_causal": case.causal} if by_flag else {"window_size": (-1, 0 if case.causal else -1)}
+    elif backend in PACKAGES:
+        function, mask = importlib.import_module(PACKAGES[backend]).flash_attn_varlen_func, {"causal": case.causal}
+    else:
+        raise Refused("takes no cu_seqlens")
+
+    def launch():
+        output = function(*(x[0].transpose(0, 1) for x in (q, k, v)), begins, begins, longest, longest, **mask)
+        return (output[0] if isinstance(output, tuple) else output).transpose(0, 1)[None]
+
+    return launch
+
+
+def hidden_keys(case, rows):
+    """Which keys these query rows do not see: (rows, Nkv), or None where they see all."""
+    keys = torch.arange(case.kv_seq, device=rows.device)[None, :]
+    if isinstance(case, PackedCase):
+        begins = torch.tensor(case.begins(), device=rows.device)
+        ends = torch.searchsorted(begins, rows, right=True)  # of each row's sequence
+        hidden = (keys < begins[ends - 1][:, None]) | (keys >= begins[ends][:, None])
+        return hidden | (keys > rows[:, None]) if case.causal else hidden
+    return keys > rows[:, None] + case.kv_seq - case.seq if case.causal else None
 
 
 def task(backend, case, layout, q, k, v):
@@ -201,8 +240,8 @@ def check(case, q, k, v, output):
         rows = sorted({0, case.seq - 1, *((index * 7919 + j * 104729) % case.seq for j in range(6))})
         i = torch.tensor(rows, device=q.device)
         S = q[b, h, i].double() @ k[b, kv_head].double().T / math.sqrt(case.head_dim)  # (rows, Nkv)
-        if case.causal:
-            hidden = torch.arange(case.kv_seq, device=q.device)[None, :] > i[:, None] + case.kv_seq - case.seq
+        hidden = hidden_keys(case, i)
+        if hidden is not None:
             S.masked_fill_(hidden, -math.inf)
         expected = torch.softmax(S, dim=-1).nan_to_num(0.0) @ v[b, kv_head].double()  # a row that sees no key is 0
         got = output[b, h, i].double()
@@ -226,9 +265,9 @@ def expected_gradients(case, q, k, v, d_o, b, kv_head, keys):
         for begin in range(0, case.seq, 1024):  # so that a few rows of S are there at a time
             Q, dO = (x[b, h, begin:begin + 1024].double() for x in (q, d_o))
             S = scale * Q @ K.T
-            if case.causal:
-                i = torch.arange(begin, begin + len(Q), device=q.device)
-                S.masked_fill_(torch.arange(case.kv_seq, device=q.device) > i[:, None] + case.kv_seq - case.seq, -math.inf)
+            hidden = hidden_keys(case, torch.arange(begin, begin + len(Q), device=q.device))
+            if hidden is not None:
+                S.masked_fill_(hidden, -math.inf)
             P = torch.softmax(S, dim=-1).nan_to_num(0.0)  # a row that sees no key has no part
             dP = dO @ V.T
             dS = P * (dP - (P * dP).sum(dim=-1, keepdim=True))
@@ -384,7 +423,7 @@ def ceilings(options):
 
 def beside(case, options):
     """The entries of `case` in the JSON that the benchmark program of --beside writes when it is asked for that case alone."""
-    names = f"^step[0-9]+/({options.variants})/{re.escape(case.name())}/"
+    names = f"^step[0-9a-z]+/({options.variants})/{re.escape(case.name())}/"
     with tempfile.TemporaryDirectory() as folder:
         path = os.path.join(folder, "case.json")
         command = [options.beside, f"--benchmark_filter={names}", f"--benchmark_out={path}", f"--max-seconds={options.max_seconds:g}"]
@@ -404,6 +443,8 @@ def case_options(case):
     """The options by which a benchmark program gets that case alone."""
     sizes = {"batch": case.batch, "heads": case.heads, "kv-heads": case.kv_heads, "seq": case.seq, "kv-seq": case.kv_seq,
              "head-dim": case.head_dim, "dtype": case.dtype}
+    if isinstance(case, PackedCase):
+        sizes = {"lengths": case.path, **{name: sizes[name] for name in ("heads", "kv-heads", "head-dim", "dtype")}}
     return [f"--{name}={value}" for name, value in sizes.items()] + ["--causal"] * case.causal
 
 
@@ -547,6 +588,8 @@ def parse_options(words):
     cases.add_argument("--quick", action="store_true", help="of --sweep N = 1024 and 4096 in bf16 with d = 128")
     cases.add_argument("--gqa", action="store_true", help="B=4 Hq=32 Hkv=8 N=4096 d=128 bf16 causal")
     cases.add_argument("--decode", action="store_true", help="one query against B=1 to 128 caches of 512 to 131072 keys, Hq=32 Hkv=8 d=128 bf16")
+    cases.add_argument("--varlen", metavar="FILE", help="a packed batch of sequences of the lengths in FILE, one a line; --heads, --kv-heads, "
+                                                        "--head-dim, --dtype and --causal are this case's, in memory it is (N, H, d)")
     one = parser.add_argument_group("a single case (any of these makes one)")
     one.add_argument("--batch", type=size, metavar="B", help="default 1")
     one.add_argument("--heads", type=size, metavar="H", help="query heads; default 16")
@@ -591,17 +634,25 @@ def parse_options(words):
                 parser.error(f'argument --backends: "{backend}": accepted are {", ".join(PEERS)}')
     sizes = (options.batch, options.heads, options.kv_heads, options.seq, options.kv_seq, options.head_dim, options.dtype)
     single = options.causal or any(value is not None for value in sizes)
-    options.cases = []
-    if single:
-        heads, seq = options.heads or 16, options.seq or 4096
+    options.cases, lengths = [], ()
+    if options.varlen is not None:
+        if options.batch or options.seq or options.kv_seq:
+            parser.error("argument --varlen: --batch, --seq and --kv-seq are those of the file; leave them out")
+        try:
+            lengths = read_lengths(options.varlen)
+        except (OSError, ValueError) as error:
+            parser.error(f"argument --varlen: {options.varlen}: {getattr(error, 'strerror', None) or error}")
+        options.layout = "bnhd"
+    if single or lengths:
+        heads, seq = options.heads or 16, sum(lengths) or options.seq or 4096
         kv_heads = options.kv_heads or heads
         if heads % kv_heads:
             parser.error(f"argument --kv-heads: {kv_heads}: accepted are divisors of --heads {heads}")
-        options.cases.append(Case(options.batch or 1, heads, kv_heads, seq, options.kv_seq or seq, options.head_dim or 128,
-                                  options.dtype or "bf16", options.causal))
+        size = (options.batch or 1, heads, kv_heads, seq, options.kv_seq or seq, options.head_dim or 128, options.dtype or "bf16", options.causal)
+        options.cases.append(PackedCase(*size, lengths=lengths, path=options.varlen) if lengths else Case(*size))
     asked = set(options.cases)
     options.cases += quick() if options.quick else []
-    options.cases += sweep() if options.sweep or not (single or options.quick or options.gqa or options.decode) else []
+    options.cases += sweep() if options.sweep or not (options.cases or options.quick or options.gqa or options.decode) else []
     options.cases += grouped_heads() if options.gqa else []
     options.cases += decode() if options.decode else []
     options.cases = list(dict.fromkeys(options.cases))

@@ -73,6 +73,17 @@ function(workbook_one_shape variable number source)
 " "")
     cut("        .backward = all_backward_variants(),
 " "")
+  elseif(number STREQUAL "b")
+    cut("case 64: return small ? f.template operator()<Shape<64, 64, 4, 1>>() : f.template operator()<Shape<64, 64, 4, 2>>();"
+        "case 64: return f.template operator()<Shape<64, 64, 4, 1>>();")
+    cut("case 128: return small ? f.template operator()<Shape<128, 64, 4, 1>>() : f.template operator()<Shape<128, 64, 4, 2>>();" "")
+    cut("Shape<256, 64, 8, 1>" "Shape<64, 64, 4, 1>")
+    cut("Shape<256, 32, 4, 1>" "Shape<64, 64, 4, 1>")
+    cut("if (p.head_dim == 64) return f.template operator()<Shape<64, 64, 32, 4, 2, 1>>();" "")
+    cut("Shape<128, 64, 32, 8, 2, 2>" "Shape<64, 64, 32, 4, 2, 1>")
+    cut("Shape<128, 64, 32, 4, 2, 2>" "Shape<64, 64, 32, 4, 2, 1>")
+    cut("    else
+        f.template operator()<__nv_bfloat16>();" "")
   elseif(number STREQUAL "a")
     foreach(shape "64, 1, 2" "64, 2, 2" "128, 1, 1" "128, 1, 2" "128, 2, 2")
       cut("Shape<${shape}>" "Shape<64, 1, 1>")
