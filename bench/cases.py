@@ -25,7 +25,7 @@ QUICK_LENGTHS = (1024, 4096)
 
 _CASE = re.compile(
     r"(?P<direction>fwd|bwd|fwdbwd)/(?P<dtype>f32|f16|bf16)/d(?P<head_dim>\d+)/(?P<mask>full|causal)/"
-    r"B(?P<batch>\d+)_H(?P<heads>\d+)(?:_KV(?P<kv_heads>\d+))?_N(?P<seq>\d+)(?:_M(?P<kv_seq>\d+))?"
+    r"B(?P<batch>\d+)_H(?P<heads>\d+)(?:_KV(?P<kv_heads>\d+))?_N(?P<seq>\d+)(?:_M(?P<kv_seq>\d+))?(?:_S(?P<sequences>\d+))?"
 )
 
 
@@ -66,11 +66,32 @@ class Case:
         return passes * 2 * (rows + keys) * self.head_dim * DTYPES[self.dtype] + lse
 
 
+@dataclass(frozen=True)
+class PackedCase(Case):
+    """A packed batch of sequences, as many queries as keys each: batch is 1, seq and kv_seq are all tokens. The name has the number of
+    sequences and not their lengths, which are empty where a case is read from its name."""
+
+    sequences: int = 0
+    lengths: tuple = ()
+    path: str = ""  # where they are from
+
+    def shape_name(self):
+        return f"{super().shape_name()}_S{self.sequences}"
+
+    def flops(self):
+        one = Case(*(getattr(self, field.name) for field in fields(Case)))
+        return sum(replace(one, seq=length, kv_seq=length).flops() for length in self.lengths)
+
+    def begins(self):
+        """Where each sequence begins, and where the last ends: cu_seqlens."""
+        return [0, *itertools.accumulate(self.lengths)]
+
+
 def parse_case(text):
     """The case that `text` names. Raises ValueError."""
     match = _CASE.fullmatch(text)
     if not match:
-        raise ValueError(f'"{text}" does not read <fwd|bwd|fwdbwd>/<f32|f16|bf16>/d<d>/<full|causal>/B<B>_H<H>[_KV<heads>]_N<N>[_M<Nkv>]')
+        raise ValueError(f'"{text}" does not read <fwd|bwd|fwdbwd>/<f32|f16|bf16>/d<d>/<full|causal>/B<B>_H<H>[_KV<heads>]_N<N>[_M<Nkv>][_S<sequences>]')
     size = {key: int(match[key]) for key in ("batch", "heads", "seq", "head_dim")}
     case = Case(
         **size,
@@ -82,31 +103,7 @@ def parse_case(text):
     )
     if min(*size.values(), case.kv_heads, case.kv_seq) < 1:
         raise ValueError(f'"{text}": every size must be 1 or more')
-    return case
-
-
-@dataclass(frozen=True)
-class PackedCase(Case):
-    """A packed batch of sequences, as many queries as keys each: batch is 1, seq and kv_seq are all tokens. Its name, which has the number
-    of sequences, does not say the lengths: parse_case() does not read it."""
-
-    lengths: tuple = ()
-    path: str = ""  # where they are from
-
-    def shape_name(self):
-        return f"{super().shape_name()}_S{len(self.lengths)}"
-
-    def flops(self):
-        each = [replace(self.alone(), seq=n, kv_seq=n) for n in self.lengths]
-        return sum(case.flops() for case in each)
-
-    def alone(self):
-        """The same with one sequence, of all tokens."""
-        return Case(*(getattr(self, field.name) for field in fields(Case)))
-
-    def begins(self):
-        """Where each sequence begins, and where the last ends: cu_seqlens."""
-        return [0, *itertools.accumulate(self.lengths)]
+    return PackedCase(**vars(case), sequences=int(match["sequences"])) if match["sequences"] else case
 
 
 def read_lengths(path):

@@ -649,7 +649,7 @@ def parse_options(words):
         if heads % kv_heads:
             parser.error(f"argument --kv-heads: {kv_heads}: accepted are divisors of --heads {heads}")
         size = (options.batch or 1, heads, kv_heads, seq, options.kv_seq or seq, options.head_dim or 128, options.dtype or "bf16", options.causal)
-        options.cases.append(PackedCase(*size, lengths=lengths, path=options.varlen) if lengths else Case(*size))
+        options.cases.append(PackedCase(*size, sequences=len(lengths), lengths=lengths, path=options.varlen) if lengths else Case(*size))
     asked = set(options.cases)
     options.cases += quick() if options.quick else []
     options.cases += sweep() if options.sweep or not (options.cases or options.quick or options.gqa or options.decode) else []

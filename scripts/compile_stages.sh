@@ -27,7 +27,7 @@ while (($#)); do
             stages+=("$1")
             ;;
         -h | --help) sed -n '2,8s/^# \{0,1\}//p' "${BASH_SOURCE[0]}" && exit ;;
-        *) echo "'$1' is unknown; accepted: --architectures LIST, --output FOLDER, --if-nvcc, two-digit stages, a" >&2 && exit 2 ;;
+        *) echo "'$1' is unknown; accepted: --architectures LIST, --output FOLDER, --if-nvcc, two-digit stages, letters of the appendix" >&2 && exit 2 ;;
     esac
     shift
 done

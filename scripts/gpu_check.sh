@@ -30,6 +30,7 @@ cases=(
     'bnhd|--batch 2 --heads 2 --seq 64 --kv-seq 257 --head-dim 32 --dtype bf16 --layout bnhd'
     'single|--seq 1 --kv-seq 1 --head-dim 64 --dtype f32'
     'outliers|--heads 2 --seq 128 --head-dim 64 --dtype bf16 --dist outliers'
+    'packed|--heads 2 --kv-heads 1 --cu-seqlens-q 0,5,5,70,133 --cu-seqlens-k 0,9,12,12,140 --head-dim 64 --dtype bf16 --causal'
 )
 
 fail() {

@@ -74,6 +74,17 @@ class Cases(unittest.TestCase):
         for case in [*cases.sweep(), *cases.quick(), other]:
             self.assertEqual(cases.parse_case(case.name()), case)
 
+    def test_packed_batches(self):
+        batch = cases.PackedCase(1, 2, 2, 9, 9, 16, "f16", True, "bwd", sequences=3, lengths=(5, 0, 4))
+        self.assertEqual(batch.name(), "bwd/f16/d16/causal/B1_H2_N9_S3")
+        self.assertEqual(batch.flops(), 2.5 * 0.5 * 4 * 2 * (25 + 16) * 16)
+        self.assertEqual(batch.begins(), [0, 5, 5, 9])
+        self.assertEqual(cases.parse_case(batch.name()).sequences, 3)
+        lengths = cases.read_lengths(os.path.join(BENCH, "lengths", "sentences.txt"))
+        self.assertEqual((len(lengths), sum(lengths), max(lengths)), (814, 25077, 151))
+        chapters = cases.read_lengths(os.path.join(BENCH, "lengths", "chapters.txt"))
+        self.assertEqual((len(chapters), sum(chapters)), (30, 25077))  # of the same text
+
     def test_names_that_are_none(self):
         for name in ("", "fwd", "fwd/bf16/d128/full/B16_H16", "fwd/fp8/d128/full/B1_H1_N1", "fwd/bf16/d128/both/B1_H1_N1",
                      "fwd/bf16/d128/full/B1_H1_N1/x", "fwd/bf16/d0/full/B1_H1_N1", "fwd/bf16/d8/full/B1_H1_KV0_N1",
@@ -345,6 +356,16 @@ class Peers(unittest.TestCase):
         self.assertEqual(len(self.run_peers("--decode", "--list", "--backends", "torch_flash").stdout.splitlines()), 15)
         self.assertEqual(self.run_peers("--seq", "7", "--kv-seq", "9", "--dtype", "f32", "--list", "--backends", "torch_cudnn").stdout,
                          "peer/torch_cudnn/fwd/f32/d128/full/B1_H16_N7_M9\n")
+
+    def test_packed_batch(self):
+        path = os.path.join(BENCH, "lengths", "chapters.txt")
+        self.assertEqual(self.run_peers("--varlen", path, "--head-dim", "64", "--causal", "--list", "--backends", "torch_flash").stdout,
+                         "peer/torch_flash/fwd/bf16/d64/causal/B1_H16_N25077_S30\n")
+        for words, complaint in ((["--varlen", path, "--seq", "7"], "leave them out"), (["--varlen", path + "x"], "No such file"),
+                                 (["--varlen", __file__], "invalid literal")):
+            run = self.run_peers("--list", *words)
+            self.assertEqual(run.returncode, 2)
+            self.assertIn(complaint, run.stderr)
 
     def test_backward_cases_come_in_pairs(self):
         self.assertEqual(self.run_peers("--gqa", "--backward", "--list", "--backends", "torch_flash").stdout,

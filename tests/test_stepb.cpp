@@ -4,7 +4,8 @@
 
 #include "stage_suite.hpp"
 
-#include <numeric>
+#include <filesystem>
+#include <fstream>
 
 #ifdef WORKBOOK_BACKWARD_BEFORE
 namespace WORKBOOK_BACKWARD_BEFORE {
@@ -358,6 +359,90 @@ TEST(StepB, RefusesBadCuSeqlensBeforeTheLaunch) {
         EXPECT_EQ(std::string(error.what()), "cu_seqlens_k[2] = 15: accepted is kv_seq = 14, where the last sequence ends");
     }
     EXPECT_EQ(workspace.allocated(), 0u);
+}
+
+/// A file of zeros for Q, K and V, (1, 1, 14, 64) in f16, and of cu_seqlens_q and cu_seqlens_k: 0, 5, 14 in the given type.
+std::filesystem::path file_with_cu_seqlens(const std::string& type, std::size_t element) {
+    const std::size_t tensor = 14 * 64 * 2, list = 3 * element;
+    std::string header;
+    std::size_t at = 0;
+    const auto add = [&](const std::string& name, const std::string& dtype, const std::string& shape, std::size_t bytes) {
+        header += (header.empty() ? "{\"" : ",\"") + name + "\":{\"dtype\":\"" + dtype + "\",\"shape\":" + shape + ",\"data_offsets\":[" +
+                  std::to_string(at) + "," + std::to_string(at + bytes) + "]}";
+        at += bytes;
+    };
+    for (const char* name : {"cu_seqlens_q", "cu_seqlens_k"}) add(name, type, "[3]", list);
+    for (const char* name : {"q", "k", "v"}) add(name, "F16", "[1,1,14,64]", tensor);
+    header += "}";
+    header.resize((header.size() + 7) / 8 * 8, ' ');
+    std::string data(at, '\0');
+    for (std::size_t l = 0; l < 2; ++l)
+        for (const std::size_t n : {1, 2}) data[l * list + n * element] = n == 1 ? 5 : 14;  // little-endian
+    const std::filesystem::path path = testing::TempDir() + "stepb_" + type + ".safetensors";
+    std::ofstream file(path, std::ios::binary);
+    const std::uint64_t length = header.size();
+    file.write(reinterpret_cast<const char*>(&length), sizeof length);
+    file << header << data;
+    return path;
+}
+
+TEST(StepB, TakesCuSeqlensFromAFile) {
+    Options options;
+    options.input = file_with_cu_seqlens("I32", 4);
+    const Problem p = problem_of(options, read_safetensors(*options.input));
+    EXPECT_EQ(p.cu_seqlens_q, (std::vector<int>{0, 5, 14}));
+    EXPECT_EQ(p.cu_seqlens_k, (std::vector<int>{0, 5, 14}));
+    EXPECT_EQ(reason(varlen(), p), "");
+    options.cu_seqlens_q = {0, 14};
+    EXPECT_THROW(problem_of(options, read_safetensors(*options.input)), InvalidArgument);
+}
+
+TEST(StepB, RefusesCuSeqlensOfAnotherType) {
+    for (const auto& [type, element, words] :
+         {std::tuple{"F32", 4, "tensor cu_seqlens_q is f32; I32 is accepted"},
+          {"I64", 8, "dtype \"I64\" is not supported; accepted are \"F32\", \"F16\", \"BF16\" and \"I32\""}}) {
+        Options options;
+        options.input = file_with_cu_seqlens(type, static_cast<std::size_t>(element));
+        try {
+            problem_of(options, read_safetensors(*options.input));
+            FAIL() << type;
+        } catch (const FileError& error) {
+            expect_told(error.what(), words);
+        }
+    }
+}
+
+/// What the program says to these options; empty where it takes them.
+std::string refused_options(const std::vector<const char*>& words) {
+    std::vector<const char*> all = {"stepb"};
+    all.insert(all.end(), words.begin(), words.end());
+    try {
+        check(parse_options(stepb::stage(), static_cast<int>(all.size()), all.data()).problem(DType::f16));
+    } catch (const InvalidArgument& error) {
+        return error.what();
+    }
+    return "";
+}
+
+TEST(StepB, ReadsItsOptions) {
+    EXPECT_EQ(refused_options({}), "");
+    EXPECT_EQ(refused_options({"--cu-seqlens-q", "0,5,5,17", "--cu-seqlens-k", "0,5,9,20"}), "");
+    expect_told(refused_options({"--cu-seqlens-q", "0,5,x", "--cu-seqlens-k", "0,5,9"}), "--cu-seqlens-q=x: a whole number");
+    expect_told(refused_options({"--cu-seqlens-q", "0,5,9"}), "cu_seqlens_q has 3 entries and cu_seqlens_k has 0 entries");
+    expect_told(refused_options({"--cu-seqlens-q", "0,5,9", "--cu-seqlens-k", "0,5,9", "--seq", "8"}),
+                "cu_seqlens_q[2] = 9: accepted is seq = 8");
+    const std::string path = testing::TempDir() + "stepb_lengths.txt";
+    const auto lengths = [&](const std::string& text) {
+        std::ofstream(path) << text;
+        return refused_options({"--lengths", path.c_str()});
+    };
+    EXPECT_EQ(lengths("# of a text\n5\n0\n12\n"), "");
+    expect_told(lengths("5\n-1\n"), "stepb_lengths.txt, line 2=-1: a whole number from 0 to 2147483647 is accepted");
+    expect_told(lengths("# nothing\n"), "no lengths; one or more are accepted");
+    expect_told(lengths("2000000000\n2000000000\n"), "lengths of at most 2147483647 in all are accepted");
+    expect_told(lengths("0\n0\n"), "seq = 0: accepted is 1 or more");
+    expect_told(refused_options({"--lengths", "/nowhere/lengths.txt"}), "the file cannot be read");
+    expect_told(refused_options({"--cu-seqlens-q", "0,5", "--lengths", path.c_str()}), "one of the two is accepted");
 }
 
 TEST(StepB, RefusesUnalignedMemory) {

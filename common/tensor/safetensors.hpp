@@ -42,8 +42,8 @@ struct IntTensor {
 /// What a safetensors file holds: tensors by name, and the free-form string table `__metadata__`.
 struct TensorFile {
     std::map<std::string, HostTensor> tensors;
-    std::map<std::string, IntTensor> integers;
     std::map<std::string, std::string> metadata;
+    std::map<std::string, IntTensor> integers = {};
 };
 
 /// Reads a whole file. F32, F16, BF16 and I32 tensors; other types are refused by name.

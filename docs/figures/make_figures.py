@@ -881,6 +881,46 @@ def split_kv():
     s.save("split_kv.svg")
 
 
+def packed_batch():
+    lengths, unit, height = (3, 1, 7, 2, 4), 22, 26
+    colours = (BLUE_PALE, SAND, "#ffffff", SAND, BLUE_PALE)
+    s = Svg(940, 430, "A packed batch", "Five sequences padded to the longest, the same packed without gaps, and the table of their tiles, longest first.")
+    s.text(160, 32, "padded: 35 places for 17 tokens", 15, bold=True)
+    for n, length in enumerate(lengths):
+        y = 50 + n * (height + 6)
+        s.text(40, y + 18, f"{n}", 13, "end", fill=SOFT)
+        s.rect(50, y, max(lengths) * unit, height, "#ffffff", LINE, 0)
+        s.rect(50, y, length * unit, height, colours[n], INK, 0)
+    x0, y0 = 330, 82
+    s.text(x0 + 280, 32, "packed: the sequences one after the other", 15, bold=True)
+    x = x0
+    for n, length in enumerate(lengths):
+        s.rect(x, y0, length * 33, height + 8, colours[n], INK, 0)
+        s.text(x + length * 33 / 2, y0 + 22, f"{n}", 13)
+        x += length * 33
+    s.text(x0 - 14, y0 + 22, "tokens", 13, "end")
+    total = 0
+    for length in (0, *lengths):
+        total += length
+        s.line(x0 + total * 33, y0 + height + 8, x0 + total * 33, y0 + height + 18, INK, 1.2)
+        s.text(x0 + total * 33, y0 + height + 34, f"{total}", 13)
+    s.text(x0 - 14, y0 + height + 34, "cu_seqlens", 13, "end")
+    # Tiles of two rows; work in blocks of two keys, without a mask.
+    tiles = [(-(-length // 2), n, row) for n, length in enumerate(lengths) for row in range(0, length, 2)]
+    tiles.sort(key=lambda tile: -tile[0])
+    left, top, step = 76, 278, 78
+    s.text(470, top - 26, "the table, with tiles of two rows: a thread block for each tile and head, longest first", 15, bold=True)
+    for k, (work, n, row) in enumerate(tiles):
+        s.rect(left + k * step, top, step - 8, 44, colours[n], INK, 4)
+        s.text(left + k * step + (step - 8) / 2, top + 19, f"sequence {n}", 12)
+        s.text(left + k * step + (step - 8) / 2, top + 36, f"row {row}", 12)
+        for b in range(work):
+            s.rect(left + k * step + 10, top + 56 + 16 * b, step - 28, 12, BLUE_PALE, BLUE, 0)
+    s.text(left - 10, top + 68, "blocks", 12, "end", fill=SOFT)
+    s.text(left - 10, top + 83, "of keys", 12, "end", fill=SOFT)
+    s.save("packed_batch.svg")
+
+
 if __name__ == "__main__":
     memory_hierarchy()
     growth()
@@ -897,3 +937,4 @@ if __name__ == "__main__":
     backward_turn()
     hopper_timeline()
     split_kv()
+    packed_batch()
