@@ -3,6 +3,7 @@
 #include "ptx/acquire_release.hpp"
 #include "ptx/cp_async.hpp"
 #include "ptx/ex2.hpp"
+#include "ptx/griddepcontrol.hpp"
 #include "ptx/ldmatrix.hpp"
 #include "ptx/mma.hpp"
 #include "ptx/red.hpp"
@@ -504,5 +505,54 @@ TEST(Vector, RegroupsChunks) {
     const std::vector<std::uint32_t> seen = out.get();
     for (std::uint32_t e = 0; e < 128; ++e) EXPECT_EQ(seen[e], 100 * (e / 32) + e % 32);
 }
+
+// ---------------------------------------------------------------- kernels that begin early
+
+/// The last elements are written long after the next kernel may begin.
+__global__ void count_up(TensorView<int, 1> numbers, int rounds) {
+    ptx::griddepcontrol_launch_dependents();
+    const int i = static_cast<int>(blockIdx.x * blockDim.x + threadIdx.x);
+    for (int n = 0; n < rounds; ++n) numbers(i) += 1;
+}
+
+template <bool kWaits>
+__global__ void double_them(TensorView<const int, 1> numbers, TensorView<int, 1> doubled) {
+    if constexpr (kWaits) ptx::griddepcontrol_wait();
+    const int i = static_cast<int>(blockIdx.x * blockDim.x + threadIdx.x);
+    doubled(i) = 2 * numbers(i);
+}
+
+TEST(Griddepcontrol, AnEarlyKernelSeesWhatTheOneBeforeWrote) {
+    constexpr int kBlocks = 50, kNumbers = 32 * kBlocks, kRounds = SIMT_EMULATED ? 3 : 10000;
+    for (int round = 0; round < 5; ++round) {
+        const DeviceData<int> numbers(std::vector<int>(kNumbers, 7)), doubled(kNumbers);
+        simt::launch(count_up, {.grid = {kBlocks}, .block = {32}}, packed_view<int, 1>("numbers", numbers.data(), {kNumbers}), kRounds);
+        simt::launch(double_them<true>, {.grid = {kBlocks}, .block = {32}, .early = true},
+                     packed_view<const int, 1>("numbers", numbers.data(), {kNumbers}),
+                     packed_view<int, 1>("doubled", doubled.data(), {kNumbers}));
+        for (const int x : doubled.get()) ASSERT_EQ(x, 2 * (7 + kRounds));
+    }
+}
+
+#if SIMT_EMULATED
+TEST(Griddepcontrol, TheEmulatorRefusesAnEarlyKernelThatDoesNotWait) {
+    const DeviceData<int> numbers(std::vector<int>(32, 7)), doubled(32);
+    simt::Ledger ledger;
+    simt::Execution exec;
+    exec.ledger = &ledger;
+    const auto run = [&](bool early) {
+        simt::launch(double_them<false>, {.name = "double_them", .block = {32}, .early = early, .exec = &exec},
+                     packed_view<const int, 1>("numbers", numbers.data(), {32}), packed_view<int, 1>("doubled", doubled.data(), {32}));
+    };
+    run(false);
+    try {
+        run(true);
+        FAIL() << "nothing was said";
+    } catch (const simt::Error& error) {
+        EXPECT_NE(std::string(error.what()).find("double_them is launched early"), std::string::npos) << error.what();
+        EXPECT_NE(std::string(error.what()).find("accesses numbers before griddepcontrol_wait()"), std::string::npos) << error.what();
+    }
+}
+#endif
 
 }  // namespace

@@ -246,6 +246,8 @@ std::vector<long long> sample_kv_rows(const Problem& problem, long long count) {
     Problem of_keys = problem;
     of_keys.heads = problem.kv_heads;
     of_keys.seq = problem.kv_seq;
+    of_keys.cu_seqlens_q.clear();
+    of_keys.cu_seqlens_k.clear();
     return sample_rows(of_keys, count);
 }
 

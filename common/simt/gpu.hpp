@@ -15,22 +15,36 @@ inline void check_cuda(cudaError_t status, const LaunchConfig& config, const cha
     throw Error("launch of " + std::string(config.name) + ": " + call + ": " + cudaGetErrorString(status));
 }
 
+/// From compute capability 9.0 on.
+inline bool has_early_launches() {
+    int device = 0, major = 0;
+    return cudaGetDevice(&device) == cudaSuccess &&
+           cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device) == cudaSuccess && major >= 9;
+}
+
 #if defined(__CUDACC__)
 template <class... Params>
 void launch(void (*kernel)(Params...), const LaunchConfig& config, Params... args) {
     if (config.smem > 48 * 1024)
         check_cuda(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(config.smem)), config,
                    "cudaFuncSetAttribute");
-    cudaLaunchAttribute cluster{};
-    cluster.id = cudaLaunchAttributeClusterDimension;
-    cluster.val.clusterDim = {config.cluster.x, config.cluster.y, config.cluster.z};
+    cudaLaunchAttribute attributes[2] = {};
+    unsigned count = 0;
+    if (config.cluster.x * config.cluster.y * config.cluster.z > 1) {
+        attributes[count].id = cudaLaunchAttributeClusterDimension;
+        attributes[count++].val.clusterDim = {config.cluster.x, config.cluster.y, config.cluster.z};
+    }
+    if (config.early && has_early_launches()) {
+        attributes[count].id = cudaLaunchAttributeProgrammaticStreamSerialization;
+        attributes[count++].val.programmaticStreamSerializationAllowed = 1;
+    }
     cudaLaunchConfig_t launch{};
     launch.gridDim = config.grid;
     launch.blockDim = config.block;
     launch.dynamicSmemBytes = config.smem;
     launch.stream = config.exec ? config.exec->stream : nullptr;
-    launch.attrs = &cluster;
-    launch.numAttrs = config.cluster.x * config.cluster.y * config.cluster.z > 1 ? 1 : 0;
+    launch.attrs = attributes;
+    launch.numAttrs = count;
     check_cuda(cudaLaunchKernelEx(&launch, kernel, args...), config, "cudaLaunchKernelEx");
 }
 #endif

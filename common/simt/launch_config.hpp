@@ -16,6 +16,7 @@ struct LaunchConfig {
     dim3 block{1};                    ///< threads of a block
     std::size_t smem = 0;             ///< dynamic shared memory of a block, bytes
     dim3 cluster{1};                  ///< blocks of a cluster
+    bool early = false;               ///< may begin before the kernel before has ended: it calls ptx::griddepcontrol_wait()
     const Execution* exec = nullptr;  ///< null: the default stream; in emulation defaults, nothing counted
 };
 

@@ -35,6 +35,7 @@ void merge(Forward& args, const TileOrder& order, int Br) {
            {.name = "merge_tail",
             .grid = dim3(static_cast<unsigned>(pieces / order.parts), static_cast<unsigned>((Br + kRows - 1) / kRows)),
             .block = Merging<D>::kThreads,
+            .early = true,
             .exec = &args.exec},
            simt::packed_view<const float, 3>("O_part", args.workspace.get<float>("O_part", rows * D), {pieces, Br, D}),
            simt::packed_view<const float, 2>("LSE_part", args.workspace.get<float>("LSE_part", rows), {pieces, Br}), args.O<T>(),

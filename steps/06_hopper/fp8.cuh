@@ -12,6 +12,7 @@
 #include "ptx/elect.hpp"
 #include "ptx/ex2.hpp"
 #include "ptx/fence.hpp"
+#include "ptx/griddepcontrol.hpp"
 #include "ptx/mbarrier.hpp"
 #include "ptx/mma.hpp"
 #include "ptx/setmaxnreg.hpp"
@@ -164,7 +165,8 @@ __global__ __launch_bounds__(Shape::kThreads, 1) void fp8(  // tensors as their 
         ptx::setmaxnreg_dec<Shape::kProducerRegisters>();
         if (warp != 4 * kGroups || !ptx::elect_one()) return;
         const int kv_heads = order.heads / group, kv_blocks = (Nkv + Bc - 1) / Bc;
-        unsigned first = 0;  // K tiles, and V tiles, loaded for earlier tiles of Q
+        ptx::griddepcontrol_wait();  // for quantise()
+        unsigned first = 0;          // K tiles, and V tiles, loaded for earlier tiles of Q
         unsigned round = 0;
         for (int tile = blockIdx.x, next; tile < order.count(); tile = next, ++round) {
             next = atomicAdd(&claims(0), 1) + static_cast<int>(gridDim.x);
@@ -213,6 +215,7 @@ __global__ __launch_bounds__(Shape::kThreads, 1) void fp8(  // tensors as their 
         return;
     }
     ptx::setmaxnreg_inc<Shape::kConsumerRegisters>();
+    ptx::griddepcontrol_launch_dependents();  // merge_tail(), where there is any
 
     const int lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;  // row and column pair of this lane in a fragment
     const int row0 = 16 * (warp % 4);                               // of the warp, in the warpgroup's 64

@@ -4,6 +4,7 @@
 
 #include "06_hopper/tile_order.hpp"
 #include "ptx/ex2.hpp"
+#include "ptx/griddepcontrol.hpp"
 #include "ptx/mma.hpp"
 #include "simt/simt.hpp"
 #include "simt/vector.hpp"
@@ -31,6 +32,7 @@ __global__ __launch_bounds__(Merging<D>::kThreads) void merge_tail(TensorView<co
     const int r = static_cast<int>(blockIdx.y) * kRows + static_cast<int>(threadIdx.x) / (D / kColumns);
     const int c = static_cast<int>(threadIdx.x) % (D / kColumns) * kColumns, i = tile * Br + r;
     if (r >= Br || i >= O.extent(2)) return;
+    ptx::griddepcontrol_wait();  // for the parts
     constexpr float kLog2e = 1.4426950408889634f;
     float most = -INFINITY;
     for (int p = 0; p < parts; ++p) most = fmaxf(most, LSE_part(first + p, r));

@@ -3,6 +3,7 @@
 // quantised where it is used, since each row of it is used by one thread block only.
 #pragma once
 
+#include "ptx/griddepcontrol.hpp"
 #include "ptx/mma.hpp"
 #include "ptx/wgmma.hpp"
 #include "simt/e4m3.hpp"
@@ -170,6 +171,7 @@ __global__ __launch_bounds__(Quantisation<D>::kThreads, Quantisation<D>::kBlocks
     TensorView<uint2, 4> K8_by_8,          // (B, Hkv, Nkv, D / 8)
     TensorView<std::uint32_t, 4> V8_by_4,  // (B, Hkv, D, Nkv up to whole blocks / 4)
     TensorView<float, 4> KV_scale) {       // (B, Hkv, ceil(Nkv / 64), 4): K's, V's, log2 of that and its inverse
+    ptx::griddepcontrol_launch_dependents();
     const int of_head = KV_scale.extent(2), of_k = K.extent(1) * of_head;  // blocks
     const int b = blockIdx.y, x = blockIdx.x, n = x % of_k % of_head, h = x % of_k / of_head;
     if (x < of_k) {

@@ -12,6 +12,7 @@
 #include "ptx/elect.hpp"
 #include "ptx/ex2.hpp"
 #include "ptx/fence.hpp"
+#include "ptx/griddepcontrol.hpp"
 #include "ptx/mbarrier.hpp"
 #include "ptx/mma.hpp"
 #include "ptx/setmaxnreg.hpp"
@@ -180,6 +181,7 @@ __global__ __launch_bounds__(Shape::kThreads, 1) void vote_first(  // tensors as
         }
     } else {
         ptx::setmaxnreg_inc<Shape::kConsumerRegisters>();
+        ptx::griddepcontrol_launch_dependents();                        // merge_tail(), where there is any
         const int lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;  // row and column pair of this lane in a fragment
         const int row0 = 16 * warp;                                     // of the warp, in the block
         const bool speaks = threadIdx.x % 128 == 0;                     // for the warpgroup

@@ -3,6 +3,7 @@
 #pragma once
 
 #include "ptx/ex2.hpp"
+#include "ptx/griddepcontrol.hpp"
 #include "ptx/mma.hpp"
 #include "simt/simt.hpp"
 #include "simt/vector.hpp"
@@ -62,6 +63,7 @@ __global__ __launch_bounds__(D / kColumns * kMergers) void merge_splits(TensorVi
     const int i = blockIdx.x, h = blockIdx.y, b = blockIdx.z;
     const int c = static_cast<int>(threadIdx.x) * kColumns, y = threadIdx.y;
     const int splits = O_part.extent(0);
+    ptx::griddepcontrol_wait();  // for the parts
 
     Part row;
 #pragma unroll 4

@@ -70,6 +70,8 @@ __global__ __launch_bounds__(Shape::kThreads, 2) void split_kv(TensorView<const 
     const float c_log2 = scale_log2 == 0.0f ? 1.0f : fabsf(scale_log2);
     constexpr float kSlack = 8.0f;  // of m behind the maximum, in units of the exponent
 
+    ptx::griddepcontrol_launch_dependents();  // merge_splits(), where there are several
+
     auto& smem = simt::shared<Shared<T, Shape>>();
     const LaneOffset<D> rows_first(lane % 16, lane / 16 * 8), columns_first(lane % 8 + lane / 16 * 8, lane / 8 % 2 * 8);
 

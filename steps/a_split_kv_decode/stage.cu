@@ -89,6 +89,7 @@ void run(Forward& args, const Cache& cache) {
             .grid = dim3(p.seq, p.heads, p.batch),
             .block = dim3(S::D / kColumns, kMergers),
             .smem = sizeof(MergeShared<S::D>),
+            .early = true,
             .exec = &args.exec},
            simt::packed_view<const float, 5>("O_part", o, o_extents), simt::packed_view<const float, 4>("m", m, extents),
            simt::packed_view<const float, 4>("l", l, extents), args.O<T>(), args.LSE());

@@ -14,6 +14,7 @@
     X(slot_reused_without_barrier) \
     X(tile_awaited_too_weakly)     \
     X(parts_over_the_ring)         \
+    X(kernel_before_not_awaited)   \
     X(parts_merged_too_early)
 
 #define DECLARE(name)               \
@@ -57,6 +58,9 @@ TEST(WrongDecode, HeadsAndQueriesExchanged) { expect_told(heads_and_queries_exch
 TEST(WrongDecode, SlotReusedWithoutBarrier) { expect_told(slot_reused_without_barrier::stage(), 900, "split_kv: .*__syncthreads", 1); }
 TEST(WrongDecode, TileAwaitedTooWeakly) {
     expect_told(tile_awaited_too_weakly::stage(), 900, "ldmatrix.x4 in split_kv: .* still under way", 1);
+}
+TEST(WrongDecode, KernelBeforeNotAwaited) {
+    expect_told(kernel_before_not_awaited::stage(), 600, "merge_splits is launched early: .* accesses m before griddepcontrol_wait");
 }
 TEST(WrongDecode, PartsOverTheRing) { expect_told(parts_over_the_ring::stage(), 600, "split_kv: .*__syncthreads"); }
 TEST(WrongDecode, PartsMergedTooEarly) { expect_told(parts_merged_too_early::stage(), 600, "split_kv: .*__syncthreads"); }

@@ -131,6 +131,7 @@ WRONG_KERNELS(DECLARE)
     X(fp8_warps_scale_alone)                 \
     X(fp8_passed_over_unseen)                \
     X(fp8_largest_of_queries_read_too_early) \
+    X(fp8_quantisation_not_awaited)          \
     X(fp8_queries_released_too_early)        \
     X(fp8_output_still_leaving)
 
@@ -682,6 +683,10 @@ TEST(WrongKernels, Fp8ZeroTimesInfinity) {
 TEST(WrongKernels, Fp8WarpsScaleAlone) { expect_race_told_of(fp8_warps_scale_alone::fp8_variant(), "race in quantise: .*of_warps"); }
 TEST(WrongKernels, Fp8LargestOfQueriesReadTooEarly) {
     expect_race_told_of(fp8_largest_of_queries_read_too_early::fp8_variant(), "race in fp8");
+}
+TEST(WrongKernels, Fp8QuantisationNotAwaited) {
+    expect_race_told_of(fp8_quantisation_not_awaited::fp8_variant(),
+                        "fp8 is launched early: .* accesses claims before griddepcontrol_wait");
 }
 TEST(WrongKernels, Fp8PassedOverUnseen) {
     expect_race_told_of(fp8_passed_over_unseen::fp8_variant(), "TMA load in fp8: .* writes shared memory\\([0-9]+\\) while a wgmma");

@@ -221,6 +221,7 @@ void Block::check_async_read(const char* operation, std::size_t offset, std::siz
 
 void Block::charge_box(const TensorMap& map, const std::array<int, 5>& at, bool write) {
     if (!launch_->counting) return;
+    refuse_early_access(map.tensor);
     coalescer_.add(map.tensor, write, count_of(map, at));
     if (!launch_->trace) return;
     traced_before_ = traced_.size();  // a box is noted by itself

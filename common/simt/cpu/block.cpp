@@ -80,6 +80,7 @@ void Block::prepare(const LaunchInfo& launch, uint3 index) {
     forget_copies();
     launch_ = &launch;
     index_ = index;
+    awaits_kernel_before_ = launch.early;
     threads_.clear();  // before their stacks may move
     stacks_.reserve(n);
     if (launch_->smem > shared_capacity_) {
@@ -264,9 +265,15 @@ void Block::leave(Rendezvous& place) {
 }
 
 void Block::charge(int tensor, bool write, const void* address, std::size_t bytes, const void* site) {
+    refuse_early_access(tensor);
     coalescer_.charge(self_->warp, self_->lane, tensor, write, reinterpret_cast<std::uintptr_t>(address), bytes, site);
     if (launch_->trace) trace(tensor, write, address);
     note_counted_access();
+}
+
+void Block::tell_early_access(int tensor) const {
+    throw Error(std::string(launch_->kernel) + " is launched early: " + whereabouts() + " accesses " + tensor_name(tensor) +
+                " before griddepcontrol_wait(), when the kernel before may not have ended");
 }
 
 void Block::trace(int tensor, bool write, const void* address) {

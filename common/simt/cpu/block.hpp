@@ -112,6 +112,7 @@ struct LaunchInfo {
     std::size_t smem = 0;
     Schedule schedule = Schedule::round_robin;
     bool counting = false;
+    bool early = false;
     Trace* trace = nullptr;
     Running* running = nullptr;
 };
@@ -145,6 +146,9 @@ public:
     Cluster& cluster() const { return cluster_; }
     unsigned rank() const { return rank_; }
     const LaunchInfo& launch() const { return *launch_; }
+
+    /// The kernel before has ended, for all threads of this block.
+    void await_kernel_before() { awaits_kernel_before_ = false; }
     std::byte* shared_memory() const { return shared_.get(); }
     std::size_t shared_bytes() const { return launch_->smem; }
     Shadow* shadow() { return shadow_.data(); }
@@ -263,6 +267,11 @@ private:
     void hand_over(const BulkCopy& copy, std::byte* to);
     /// After each counted access: lets the other lanes catch up from time to time.
     void note_counted_access();
+    /// @throws Error before await_kernel_before(), in a kernel that is launched early
+    void refuse_early_access(int tensor) const {
+        if (awaits_kernel_before_) tell_early_access(tensor);
+    }
+    [[noreturn]] void tell_early_access(int tensor) const;
     /// Charges what of a TMA's box lies inside the tensor.
     void charge_box(const TensorMap& map, const std::array<int, 5>& at, bool write);
     void trace(int tensor, bool write, const void* address);
@@ -312,6 +321,7 @@ private:
     std::vector<Shadow> shadow_;  // one cell a byte of shared memory
     Coalescer coalescer_;
     std::vector<TracedRows> traced_;
+    bool awaits_kernel_before_ = false;
     std::size_t traced_before_ = 0;  // so many of them belong to the time before the last barrier
 };
 

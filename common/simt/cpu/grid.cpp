@@ -62,6 +62,7 @@ void run_grid(const LaunchConfig& config, const std::function<void()>& body) {
     info.smem = config.smem;
     info.schedule = exec.schedule;
     info.counting = exec.ledger != nullptr;
+    info.early = config.early;
     info.trace = exec.trace;
     Running running;
     info.running = &running;
