@@ -7,6 +7,7 @@
 #include <array>
 #include <cstdint>
 #include <initializer_list>
+#include <numeric>
 #include <stdexcept>
 #include <string>
 #include <type_traits>
@@ -148,6 +149,22 @@ TEST(View, SliceOutOfBounds) {
     expect_says(message_of([&] { (void)v(-1, 0); }), {"Q(-1, 0)"});
     expect_says(message_of([&] { (void)v(1, 2, 4); }), {"Q(1, 2, 4)"});
     EXPECT_NO_THROW((void)v(1, 2, 3));
+}
+
+TEST(View, RowsOfASlice) {
+    std::vector<float> data(2 * 5 * 3);
+    std::iota(data.begin(), data.end(), 0.0f);
+    const auto view = packed_view<float, 3>("x", data.data(), {2, 5, 3});
+    const auto rows = view.slice<1>(2, 2);
+    EXPECT_EQ(rows.extent(0), 2);
+    EXPECT_EQ(rows.extent(1), 2);
+    EXPECT_EQ(static_cast<float>(rows(1, 0, 1)), static_cast<float>(view(1, 2, 1)));
+    EXPECT_EQ(static_cast<float>(view.slice<2>(1, 2)(1, 4, 1)), static_cast<float>(view(1, 4, 2)));
+    EXPECT_EQ(static_cast<float>(view(1).slice<0>(3, 1)(0, 2)), static_cast<float>(view(1, 3, 2)));
+    EXPECT_EQ(view.slice<1>(5, 0).extent(1), 0);  // an empty sequence at the end
+    EXPECT_EQ(message_of([&] { (void)static_cast<float>(rows(0, 2, 0)); }), "out of bounds: x(0, 2, 0) of extent (2, 2, 3)");
+    EXPECT_EQ(message_of([&] { (void)view.slice<1>(4, 2); }), "out of bounds: slice 4 to 6 of x, whose extent 1 is 5");
+    EXPECT_EQ(message_of([&] { (void)view.slice<0>(-1, 1); }), "out of bounds: slice -1 to 0 of x, whose extent 0 is 2");
 }
 
 TEST(View, EmptyAndNegativeExtents) {
