@@ -251,7 +251,7 @@ TEST(StepB, NeighboursAreNotTouched) {
         const auto expect_same = [&](const char* name, const std::vector<float>& a, const std::vector<float>& b, int heads, int rows,
                                      int begin, int end) {
             const std::vector<float> before = rows_of(a, heads, rows, p.head_dim, begin, end - begin);
-            expect_close(name, before, rows_of(b, heads, rows, p.head_dim, begin, end - begin), 1e-2);
+            expect_close(name, before, rows_of(b, heads, rows, p.head_dim, begin, end - begin), 4e-2);
         };
         expect_same("O", want.forward.o, result.o, p.heads, p.seq, first, last);
         expect_same("dQ", want.result.dq, gradients.dq, p.heads, p.seq, first, last);

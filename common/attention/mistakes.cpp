@@ -461,9 +461,8 @@ const Mistake table[] = {
      "cu_seqlens_k[s] to cu_seqlens_k[s + 1] - 1, s being its own sequence.",
      once, nullptr, all_sequences, false, true},
     {"next-sequence-seen",
-     "Keys past the end of a sequence are attended to, up to the end of its last tile ({} keys a tile): in a packed batch they are those "
-     "of "
-     "the next sequence. Mask the keys from cu_seqlens_k[s + 1] on.",
+     "Keys past the end of a sequence are attended to, up to the end of its last tile ({} keys a tile): in a packed batch they are the "
+     "next sequence's. Mask the keys from cu_seqlens_k[s + 1] on.",
      whole_tiles_of_keys, nullptr, whole_tiles, false, true},
     {"causal-of-the-batch",
      "The causal mask is aligned with the offset {}: align it to the bottom right of each sequence, with its own lengths and its own first "
