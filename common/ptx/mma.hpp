@@ -8,6 +8,10 @@
 #include <cstring>
 #include <type_traits>
 
+#if SIMT_EMULATED
+#include "simt/cpu/mma.hpp"
+#endif
+
 namespace ptx {
 
 /// Two floats rounded to T in one register, `low` in the lower half.
@@ -54,34 +58,9 @@ template <class T>
 SIMT_DEVICE void mma_m16n8k16(float (&d)[4], const std::uint32_t (&a)[4], std::uint32_t b0, std::uint32_t b1) {
     static_assert(std::is_same_v<T, __half> || std::is_same_v<T, __nv_bfloat16>, "mma.m16n8k16 multiplies f16 or bf16");
 #if SIMT_EMULATED
-    struct Fragments {
-        float* d;
-        const std::uint32_t* a;
-        std::uint32_t b[2];
-    } mine{d, a, {b0, b1}};
-    simt::cpu::block().meet("mma.sync.m16n8k16", simt::kFullMask, mine, [](const auto& lanes, unsigned) {
-        const auto half_of = [](std::uint32_t pair, int which) {
-            const auto bits = static_cast<std::uint16_t>(pair >> (16 * which));
-            T value;
-            std::memcpy(static_cast<void*>(&value), &bits, sizeof value);
-            return simt::to_float(value);
-        };
-        float A[16][16], B[16][8], D[16][8];
-        for (int lane = 0; lane < 32; ++lane) {
-            const int g = lane / 4, t = lane % 4;
-            for (int e = 0; e < 4; ++e) {
-                for (int which = 0; which < 2; ++which) A[g + 8 * (e % 2)][2 * t + which + 8 * (e / 2)] = half_of(lanes[lane]->a[e], which);
-                D[g + 8 * (e / 2)][2 * t + e % 2] = lanes[lane]->d[e];
-            }
-            for (int e = 0; e < 2; ++e)
-                for (int which = 0; which < 2; ++which) B[2 * t + which + 8 * e][g] = half_of(lanes[lane]->b[e], which);
-        }
-        for (int m = 0; m < 16; ++m)
-            for (int k = 0; k < 16; ++k)
-                for (int n = 0; n < 8; ++n) D[m][n] += A[m][k] * B[k][n];
-        for (int lane = 0; lane < 32; ++lane)
-            for (int e = 0; e < 4; ++e) lanes[lane]->d[e] = D[lane / 4 + 8 * (e / 2)][2 * (lane % 4) + e % 2];
-    });
+    simt::cpu::MmaFragments mine{d, a, {b0, b1}};
+    simt::cpu::block().meet("mma.sync.m16n8k16", simt::kFullMask, mine,
+                            [](const auto& lanes, unsigned) { simt::cpu::mma_m16n8k16<T>(lanes); });
 #else
     if constexpr (std::is_same_v<T, __half>)
         asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"

@@ -17,7 +17,6 @@
 namespace simt::cpu {
 namespace {
 
-constexpr std::uint32_t kWord = 4;
 constexpr std::uint32_t kChunk = 16;  // what a swizzle moves
 
 /// Calls f(offset in the box in bytes, address of the row's first element inside the tensor or null, first and last + 1 of
@@ -205,7 +204,7 @@ void Block::check_async_read(const char* operation, std::size_t offset, std::siz
     cluster_.track();
     for (std::size_t word = offset; word < offset + bytes; word += kWord) {
         refuse_in_flight(operation, word, "reads");
-        const Shadow& cell = shadow_[word];
+        const Shadow& cell = *shadow(word);
         if (cell.write_time <= begin_) continue;  // by nobody in this block, or by TMA
         if (self_->async().knows.fenced[threads_[cell.writer].in_cluster] >= cell.write_time) continue;
         if (cell.write_time > synced_ && cell.writer != self_->linear &&
@@ -277,7 +276,7 @@ void Block::start_peer_copy(void* to, const void* from, int bytes, MbarrierHandl
     copy.source = this;
     copy.from = static_cast<std::uint32_t>(offset);
     check_async_read(kName, offset, count);
-    for (std::size_t word = offset; word < offset + count; word += kWord) ++shadow_[word].async_readers;
+    for (std::size_t word = offset; word < offset + count; word += kWord) ++shadow(word)->async_readers;
     begin_landing(kName, std::move(copy));
 }
 
@@ -288,7 +287,7 @@ void Block::begin_landing(const char* operation, BulkCopy copy) {
                     " was initialised without a fence_mbarrier_init() after it, by " + whereabouts());
     const std::size_t bytes = copy.map.box_bytes();
     for (std::size_t word = copy.shared; word < copy.shared + bytes; word += kWord) {
-        Shadow& cell = target.shadow_[word];
+        Shadow& cell = *target.shadow(word);
         target.refuse_in_flight(operation, word, "overwrites");
         target.refuse_async_readers(operation, word);
         if (&target == this) check_shared_write(cell, "memory", static_cast<int>(word), -1);
@@ -315,7 +314,7 @@ void Block::land(BulkCopy& load) {
                             kChunk);
         });
     }
-    for (std::size_t word = load.shared; word < load.shared + bytes; word += kWord) shadow_[word].in_flight = Shadow::InFlight::nothing;
+    for (std::size_t word = load.shared; word < load.shared + bytes; word += kWord) shadow(word)->in_flight = Shadow::InFlight::nothing;
     load.barrier->bytes -= static_cast<long long>(bytes);
     complete_if_full(*load.barrier);
 }
@@ -327,14 +326,14 @@ void Block::hand_over(const BulkCopy& copy, std::byte* to) {
                     " of the cluster has ended before the copy to another block that its thread " + std::to_string(copy.issuer) +
                     " started had read its shared memory: is a cluster_sync() missing?");
     std::memcpy(to, shared_memory() + copy.from, bytes);
-    for (std::size_t word = copy.from; word < copy.from + bytes; word += kWord) --shadow_[word].async_readers;
+    for (std::size_t word = copy.from; word < copy.from + bytes; word += kWord) --shadow(word)->async_readers;
 }
 
 void Block::start_bulk_store(const TensorMap& map, const std::array<int, 5>& at, const void* from, bool adds) {
     const std::size_t bytes = map.box_bytes(), offset = bulk_offset("TMA store", map, from);
     if (!map.writable) throw Error("TMA store: the tensor map is of a tensor that is only read, by " + whereabouts());
     check_async_read("TMA store", offset, bytes);
-    for (std::size_t word = offset; word < offset + bytes; word += kWord) ++shadow_[word].async_readers;
+    for (std::size_t word = offset; word < offset + bytes; word += kWord) ++shadow(word)->async_readers;
     self_->async().open_stores.push_back({map, at, static_cast<std::uint32_t>(offset), this, nullptr, self_->linear, {}, adds});
 }
 
@@ -347,7 +346,7 @@ bool Block::read_store(BulkCopy& store) {
     for (std::size_t c = 0; c < store.snapshot.size(); c += kChunk)
         std::memcpy(store.snapshot.data() + c, shared_memory() + swizzled(store.shared + static_cast<std::uint32_t>(c), store.map.span),
                     kChunk);
-    for (std::size_t word = store.shared; word < store.shared + store.snapshot.size(); word += kWord) --shadow_[word].async_readers;
+    for (std::size_t word = store.shared; word < store.shared + store.snapshot.size(); word += kWord) --shadow(word)->async_readers;
     return true;
 }
 
@@ -544,7 +543,7 @@ void Block::issue_wgmma(const Wgmma& op) {
         for_each_operand_chunk(op, [&](std::uint32_t offset, bool, std::uint32_t, std::uint32_t) {
             check_async_read("wgmma", offset, kChunk);
             if (first)
-                for (std::uint32_t word = offset; word < offset + kChunk; word += kWord) ++shadow_[word].async_readers;
+                for (std::uint32_t word = offset; word < offset + kChunk; word += kWord) ++shadow(word)->async_readers;
         });
     }
     queue.open.push_back(op);
@@ -623,7 +622,7 @@ void Block::run_wgmmas(const std::array<WgmmaQueue*, kWarpgroup>& lanes) {
                 const auto row = mn + (mn_major ? e : 0), step = k + (mn_major ? 0 : e);
                 (of_a ? m->A[row][step] : m->B[step][row]) = x;
             }
-            for (std::uint32_t word = offset; word < offset + kChunk; word += kWord) --shadow_[word].async_readers;
+            for (std::uint32_t word = offset; word < offset + kChunk; word += kWord) --shadow(word)->async_readers;
         });
         if (op.a_in_registers)
             for (unsigned t = 0; t < kWarpgroup; ++t)

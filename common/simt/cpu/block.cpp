@@ -43,14 +43,10 @@ std::string text(uint3 i) {
 }
 
 constexpr std::size_t kSharedAlignment = 1024;
-constexpr std::size_t kWord = 4;  // accesses by plain address are checked word by word: the smallest that a wrapper moves
 
 }  // namespace
 
-Block& block() {
-    if (!current_block) throw Error("a device function was called outside of a kernel");
-    return *current_block;
-}
+void refuse_outside_of_kernel() { throw Error("a device function was called outside of a kernel"); }
 
 [[gnu::noinline]] void charge_here(int tensor, bool write, const void* address, std::size_t bytes) {
     current_block->charge(tensor, write, address, bytes, __builtin_return_address(0));
@@ -87,7 +83,7 @@ void Block::prepare(const LaunchInfo& launch, uint3 index) {
         shared_capacity_ = (launch_->smem + kSharedAlignment - 1) / kSharedAlignment * kSharedAlignment;
         shared_.reset(static_cast<std::byte*>(std::aligned_alloc(kSharedAlignment, shared_capacity_)));
         if (!shared_) throw std::bad_alloc();
-        shadow_.resize(shared_capacity_);
+        shadow_.resize(shared_capacity_ / kWord);
     }
 #if defined(__SANITIZE_ADDRESS__)
     if (shared_capacity_) {
@@ -130,8 +126,7 @@ void Block::prepare(const LaunchInfo& launch, uint3 index) {
         t.index = {i % shape.x, i / shape.x % shape.y, i / shape.x / shape.y};
         warps_[t.warp].lanes |= 1u << t.lane;
         t.fiber = boost::context::fiber(std::allocator_arg, stacks_.allocator(i), [this](boost::context::fiber&& back) {
-            cluster_.scheduler_ = std::move(back);
-            SwitchNote{}.arrive(&cluster_.scheduler_stack_, &cluster_.scheduler_stack_bytes_);
+            keep(std::move(back), {});
             try {
                 if (!cluster_.abandoned_) {
                     (*cluster_.body_)();
@@ -149,10 +144,9 @@ void Block::prepare(const LaunchInfo& launch, uint3 index) {
 }
 
 void Block::run_one() {
-    Thread& thread = next_ready();
-    enter(thread);
-    if (thread.fiber) return;
-    thread.returned = true;
+    enter(next_ready());
+    if (self_->fiber) return;
+    self_->returned = true;
     --live_;
 }
 
@@ -182,28 +176,55 @@ Thread& Block::next_ready() {
     return thread;
 }
 
-void Block::enter(Thread& thread) {
+void Block::become(Thread& thread) {
     self_ = &thread;
     threadIdx = thread.index;
+    thread.run_ahead = 0;
+}
+
+void Block::enter(Thread& thread) {
+    become(thread);
+    left_ = nullptr;
     if (current_block != this) {
         current_block = this;
         blockIdx = index_;
     }
-    thread.run_ahead = 0;
     SwitchNote note;
     note.leave(stacks_.low(thread.linear), StackSlab::kStackBytes);
-    thread.fiber = std::move(thread.fiber).resume();
+    boost::context::fiber last = std::move(thread.fiber).resume();
     note.arrive();
+    self_->fiber = std::move(last);  // which of the threads that ran meanwhile came back; empty where it has returned
 }
 
 void Block::suspend(const char* operation, const void* object) {
-    self_->waits_at = operation;
-    self_->waits_for = object;
+    Thread& mine = *self_;
+    mine.waits_at = operation;
+    mine.waits_for = object;
     SwitchNote note;
-    note.leave(cluster_.scheduler_stack_, cluster_.scheduler_stack_bytes_);
-    cluster_.scheduler_ = std::move(cluster_.scheduler_).resume();
-    note.arrive(&cluster_.scheduler_stack_, &cluster_.scheduler_stack_bytes_);
+    boost::context::fiber before;
+    if (ready_warps_ && cluster_.size() == 1) {  // whom the scheduler would let run next, without going there
+        Thread& next = next_ready();
+        become(next);
+        if (&next == &mine) return;
+        left_ = &mine;
+        note.leave(stacks_.low(next.linear), StackSlab::kStackBytes);
+        before = std::move(next.fiber).resume();
+    } else {
+        note.leave(cluster_.scheduler_stack_, cluster_.scheduler_stack_bytes_);
+        before = std::move(cluster_.scheduler_).resume();
+    }
+    keep(std::move(before), note);
     if (cluster_.abandoned_) throw Abandoned{};
+}
+
+void Block::keep(boost::context::fiber&& before, SwitchNote note) {
+    if (left_) {
+        note.arrive();
+        left_->fiber = std::move(before);
+    } else {
+        note.arrive(&cluster_.scheduler_stack_, &cluster_.scheduler_stack_bytes_);
+        cluster_.scheduler_ = std::move(before);
+    }
 }
 
 void Block::sync_threads(const char* operation) {
@@ -322,7 +343,7 @@ inline bool Block::ordered(std::uint32_t time, std::uint16_t who, std::uint16_t 
     return self_->async_state->knows.seen[threads_[who].in_cluster] >= time;
 }
 
-void Block::check_shared_read(Shadow& cell, const char* name, int r, int c) {
+void Block::note_shared_read(Shadow& cell, const char* name, int r, int c) {
     if (!ordered(cell.write_time, cell.writer, cell.write_warp_epoch)) race("reads", "wrote", cell.writer, name, r, c);
     // Who is ordered after this read is ordered after the reads before it that a barrier orders, so those can be forgotten.
     if (!ordered(cell.read_time, cell.reader, cell.read_warp_epoch)) {
@@ -360,9 +381,8 @@ std::size_t Block::shared_offset(const char* operation, const void* at, std::siz
     return address - begin;
 }
 
-void Block::refuse_in_flight(const char* operation, std::size_t offset, const char* access) const {
-    const Shadow& cell = shadow_[offset];
-    if (cell.in_flight == Shadow::InFlight::nothing) return;
+void Block::report_in_flight(const char* operation, std::size_t offset, const char* access) const {
+    const Shadow& cell = shadow_[offset / kWord];
     const bool tma = cell.in_flight != Shadow::InFlight::cp_async, peer = cell.in_flight == Shadow::InFlight::peer;
     throw Error(std::string(operation) + " in " + launch_->kernel + ": " + block().whereabouts() + " " + access + " shared memory(" +
                 std::to_string(offset) + ") while the " +
@@ -374,16 +394,15 @@ void Block::refuse_in_flight(const char* operation, std::size_t offset, const ch
                 (tma ? "an mbarrier_wait() missing?" : "a cp_async_wait() missing, or does it leave too many groups pending?"));
 }
 
-void Block::refuse_async_readers(const char* operation, std::size_t offset) const {
-    if (shadow_[offset].async_readers)
-        throw Error(std::string(operation) + " in " + launch_->kernel + ": " + block().whereabouts() + " writes shared memory(" +
-                    std::to_string(offset) + ") while a wgmma or a store by TMA has yet to read it: is a wait missing?");
+void Block::report_async_readers(const char* operation, std::size_t offset) const {
+    throw Error(std::string(operation) + " in " + launch_->kernel + ": " + block().whereabouts() + " writes shared memory(" +
+                std::to_string(offset) + ") while a wgmma or a store by TMA has yet to read it: is a wait missing?");
 }
 
 template <class F>
 void Block::for_each_cell(const Copy& copy, F f) {
-    Shadow* const cells = &shadow_[static_cast<std::size_t>(static_cast<std::byte*>(copy.to) - shared_.get())];
-    for (std::size_t at = 0; at < copy.bytes; at += kWord) f(cells[at]);
+    Shadow* const cells = shadow(static_cast<std::size_t>(static_cast<std::byte*>(copy.to) - shared_.get()));
+    for (std::size_t word = 0; word < copy.bytes / kWord; ++word) f(cells[word]);
 }
 
 void Block::forget_times() {
@@ -445,7 +464,7 @@ void Block::read_shared_vector(const char* operation, const void* at, std::size_
     const std::size_t offset = shared_offset(operation, at, bytes);
     for (std::size_t word = offset; word < offset + bytes; word += kWord) {
         refuse_in_flight(operation, word, "reads");
-        check_shared_read(shadow_[word], "memory", static_cast<int>(word), -1);
+        check_shared_read(*shadow(word), "memory", static_cast<int>(word), -1);
     }
 }
 
@@ -455,7 +474,7 @@ void Block::write_shared_vector(const char* operation, const void* at, std::size
     for (std::size_t word = offset; word < offset + bytes; word += kWord) {
         refuse_in_flight(operation, word, "writes");
         refuse_async_readers(operation, word);
-        check_shared_write(shadow_[word], "memory", static_cast<int>(word), -1);
+        check_shared_write(*shadow(word), "memory", static_cast<int>(word), -1);
     }
 }
 

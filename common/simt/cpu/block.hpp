@@ -29,6 +29,8 @@ namespace simt::cpu {
 
 inline constexpr unsigned kLanes = 32;
 inline constexpr unsigned kMaxWarps = 32;
+/// Accesses to shared memory are checked word by word: the smallest that a wrapper moves.
+inline constexpr std::size_t kWord = 4;
 
 class Cluster;
 class Running;
@@ -92,7 +94,7 @@ struct Warp {
     std::vector<Rendezvous> meetings;
 };
 
-/// Who touched an element of shared memory last (see SharedTile).
+/// Who touched a word of shared memory last (see SharedTile).
 struct Shadow {
     enum class InFlight : std::uint8_t { nothing, cp_async, tma, peer };
     std::uint32_t write_time = 0, read_time = 0;              // of the cluster; 0: never touched
@@ -151,7 +153,8 @@ public:
     void await_kernel_before() { awaits_kernel_before_ = false; }
     std::byte* shared_memory() const { return shared_.get(); }
     std::size_t shared_bytes() const { return launch_->smem; }
-    Shadow* shadow() { return shadow_.data(); }
+    /// Of the word at an offset in shared memory.
+    Shadow* shadow(std::size_t offset) { return &shadow_[offset / kWord]; }
 
     /// Charges an access of the running thread to the ledger. `site` tells apart the places in the kernel.
     void charge(int tensor, bool write, const void* address, std::size_t bytes, const void* site);
@@ -229,7 +232,11 @@ public:
     }
 
     /// @throws Race
-    void check_shared_read(Shadow& cell, const char* name, int r, int c);
+    void check_shared_read(Shadow& cell, const char* name, int r, int c) {
+        // Since the last block-wide barrier several warps have read it and nobody has written: one more changes nothing.
+        if (cell.write_time <= synced_ && cell.read_time > synced_ && cell.reader == Shadow::kManyWarps) return;
+        note_shared_read(cell, name, r, c);
+    }
     void check_shared_write(Shadow& cell, const char* name, int r, int c);
 
     /// "thread 17 of block (3,0,0)"
@@ -241,19 +248,30 @@ private:
         void operator()(std::byte* p) const;
     };
     void prepare(const LaunchInfo& launch, uint3 index);
+    void note_shared_read(Shadow& cell, const char* name, int r, int c);
     /// Lets one thread run until it waits. Some thread must be ready.
     void run_one();
     void make_ready(Thread& thread);
     Thread& next_ready();
     void enter(Thread& thread);
     void suspend(const char* operation, const void* object);
+    /// The running thread is this one from now on.
+    void become(Thread& thread);
+    /// Keeps what ran until now, the scheduler or a thread, to go on with later.
+    void keep(boost::context::fiber&& before, SwitchNote note);
     Rendezvous& arrive(const char* operation, unsigned mask, void* deposit);
     void leave(Rendezvous& place);
     std::string deadlock_report() const;
     std::string waiting_at(const Thread& thread) const;
     /// Of this block's memory, to the running thread of any block of the cluster.
-    void refuse_in_flight(const char* operation, std::size_t offset, const char* access) const;
-    void refuse_async_readers(const char* operation, std::size_t offset) const;
+    void refuse_in_flight(const char* operation, std::size_t offset, const char* access) const {
+        if (shadow_[offset / kWord].in_flight != Shadow::InFlight::nothing) report_in_flight(operation, offset, access);
+    }
+    void refuse_async_readers(const char* operation, std::size_t offset) const {
+        if (shadow_[offset / kWord].async_readers) report_async_readers(operation, offset);
+    }
+    [[noreturn]] void report_in_flight(const char* operation, std::size_t offset, const char* access) const;
+    [[noreturn]] void report_async_readers(const char* operation, std::size_t offset) const;
     /// Where in shared memory a bulk copy begins. @throws Error where it may not
     std::size_t bulk_offset(const char* operation, const TensorMap& map, const void* shared) const;
     /// Whether what the asynchronous proxy reads has landed, and a proxy fence lies between it and ordinary writes.
@@ -303,6 +321,7 @@ private:
     const LaunchInfo* launch_ = nullptr;
     uint3 index_{};
     Thread* self_ = nullptr;
+    Thread* left_ = nullptr;  // gave way to the running thread; null: the scheduler did
     std::vector<Thread> threads_;
     std::array<Warp, kMaxWarps> warps_;
     std::uint32_t ready_warps_ = 0;  // mask
@@ -318,7 +337,7 @@ private:
     StackSlab stacks_;
     std::unique_ptr<std::byte, FreeDeleter> shared_;
     std::size_t shared_capacity_ = 0;
-    std::vector<Shadow> shadow_;  // one cell a byte of shared memory
+    std::vector<Shadow> shadow_;  // one cell a word of shared memory
     Coalescer coalescer_;
     std::vector<TracedRows> traced_;
     bool awaits_kernel_before_ = false;
@@ -328,8 +347,13 @@ private:
 /// The block that this OS thread runs; null outside of a launch.
 inline thread_local Block* current_block = nullptr;
 
+[[noreturn]] void refuse_outside_of_kernel();
+
 /// The running block. @throws Error outside of a kernel
-Block& block();
+inline Block& block() {
+    if (!current_block) refuse_outside_of_kernel();
+    return *current_block;
+}
 
 /// Charges an access of the running thread; the place in the kernel is where this function returns to.
 void charge_here(int tensor, bool write, const void* address, std::size_t bytes);

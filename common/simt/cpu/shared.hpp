@@ -39,6 +39,13 @@ private:
     int r_, c_;
 };
 
+/// Words of an element, of which the first stands for it.
+template <class T>
+constexpr int words() {
+    static_assert(sizeof(T) % kWord == 0, "shared memory is checked in words of 4 bytes");
+    return sizeof(T) / kWord;
+}
+
 /// @throws Error that names the element and the extent; cols < 0 means a vector
 [[noreturn]] void shared_out_of_bounds(const char* name, int r, int c, int rows, int cols);
 
@@ -55,6 +62,7 @@ T& shared() {
 
 template <class T>
 struct SharedTile {
+    static constexpr int kWords = cpu::words<T>();
     T* data;
     int pitch;
     int rows, cols;
@@ -65,12 +73,13 @@ struct SharedTile {
         if (static_cast<unsigned>(r) >= static_cast<unsigned>(rows) || static_cast<unsigned>(c) >= static_cast<unsigned>(cols))
             cpu::shared_out_of_bounds(name, r, c, rows, cols);
         const int at = r * pitch + c;
-        return {data + at, shadow + at, name, r, c};
+        return {data + at, shadow + at * kWords, name, r, c};
     }
 };
 
 template <class T>
 struct SharedVector {
+    static constexpr int kWords = cpu::words<T>();
     T* data;
     int count;
     const char* name;
@@ -78,7 +87,7 @@ struct SharedVector {
 
     cpu::SharedRef<T> operator()(int i) const {
         if (static_cast<unsigned>(i) >= static_cast<unsigned>(count)) cpu::shared_out_of_bounds(name, i, -1, count, -1);
-        return {data + i, shadow + i, name, i, -1};
+        return {data + i, shadow + i * kWords, name, i, -1};
     }
 };
 
@@ -91,14 +100,14 @@ public:
                              ": numbers from 0 on and a pitch of at least cols are accepted");
         const std::size_t at = take<T>(name, static_cast<std::size_t>(rows) * static_cast<std::size_t>(pitch));
         cpu::Block& block = cpu::block();
-        return {reinterpret_cast<T*>(block.shared_memory() + at), pitch, rows, cols, name, block.shadow() + at};
+        return {reinterpret_cast<T*>(block.shared_memory() + at), pitch, rows, cols, name, block.shadow(at)};
     }
     template <class T>
     SharedVector<T> vector(const char* name, int count) {
         if (count < 0) refuse(name, "count = " + std::to_string(count) + ": numbers from 0 on are accepted");
         const std::size_t at = take<T>(name, static_cast<std::size_t>(count));
         cpu::Block& block = cpu::block();
-        return {reinterpret_cast<T*>(block.shared_memory() + at), count, name, block.shadow() + at};
+        return {reinterpret_cast<T*>(block.shared_memory() + at), count, name, block.shadow(at)};
     }
 
 private:
