@@ -25,14 +25,15 @@ void Coalescer::charge(unsigned warp, unsigned lane, int tensor, bool write, std
     Count& count = write ? written : read;
     count.requested += bytes;
 
-    Sectors& request = global_.find(warp, lane, site);
+    auto [request, sectors] = global_.find(warp, lane, site);
     for (std::uintptr_t s = address / 32; s <= (address + bytes - 1) / 32; ++s) {
         const auto sector = static_cast<std::uint32_t>(s);
-        const auto begin = request.sector.begin(), end = begin + request.count;
         // Neighbouring lanes tend to share a sector, so the last one is looked at first.
-        if (request.count && *(end - 1) == sector) continue;
+        if (request.count && request.last == sector) continue;
+        request.last = sector;
+        const auto begin = sectors.begin(), end = begin + request.count;
         if (std::find(begin, end, sector) != end) continue;
-        if (request.count < request.sector.size()) request.sector[request.count++] = sector;
+        if (request.count < sectors.size()) sectors[request.count++] = sector;
         ++count.sectors;
     }
 }
@@ -56,7 +57,7 @@ void Coalescer::Banks::add(unsigned lane, std::uintptr_t at, std::size_t bytes, 
 }
 
 void Coalescer::charge_shared(unsigned warp, unsigned lane, SharedAccess access, std::size_t offset, std::size_t bytes, const void* site) {
-    shared_.find(warp, lane, site).add(lane, offset, bytes, shared_counts_[static_cast<std::size_t>(access)]);
+    shared_.find(warp, lane, site).request.add(lane, offset, bytes, shared_counts_[static_cast<std::size_t>(access)]);
 }
 
 void Coalescer::charge_shared(SharedAccess access, const void* const* rows, unsigned lanes) {

@@ -42,12 +42,14 @@ public:
 
 private:
     struct Sectors {
+        using More = std::array<std::uint32_t, 64>;  // all sectors
         std::uint32_t count = 0;
-        std::array<std::uint32_t, 64> sector;
+        std::uint32_t last = 0;  // that was asked for
 
         void clear() { count = 0; }
     };
     struct Banks {
+        struct More {};
         std::uint32_t lanes = 0;               // mask: for each chunk wanted the first that came for it
         std::array<std::uint32_t, 32> chunk;   // by lane: which 4, 8 or 16 bytes
         std::array<std::uint8_t, 4> passes{};  // by group of neighbours

@@ -21,7 +21,8 @@ inline constexpr unsigned kRunAhead = 32;
 /// twice as many requests for each site is enough.
 ///
 /// So requests are exact unless lanes skip the *same* place a different number of times between two meetings and go on to use it.
-/// @tparam Request what is kept of a request; clear() makes it new
+/// @tparam Request what is kept of a request; clear() makes it new. Request::More is what is seldom looked at: it is kept apart, so that
+/// the rest stays in the cache, and is not cleared
 template <class Request>
 class WarpRequests {
 public:
@@ -36,8 +37,12 @@ public:
         for (Warp& warp : warps_) ++warp.meetings;
     }
 
+    struct Found {
+        Request& request;
+        typename Request::More& more;
+    };
     /// The request that an access of a lane at `site` belongs to.
-    Request& find(unsigned warp, unsigned lane, const void* site) {
+    Found find(unsigned warp, unsigned lane, const void* site) {
         Site& here = find(warps_[warp], site);
         const std::uint32_t occurrence = here.passed[lane]++;
         Numbered& found = here.window[occurrence % kWindow];
@@ -46,7 +51,7 @@ public:
             found.serial = serial;
             found.request.clear();
         }
-        return found.request;
+        return {found.request, here.more[occurrence % kWindow]};
     }
 
 private:
@@ -61,6 +66,7 @@ private:
         std::uint64_t meetings = 0;              // of the warp when `passed` was aligned
         std::array<std::uint32_t, 32> passed{};  // by lane: how often
         std::array<Numbered, kWindow> window;
+        std::array<typename Request::More, kWindow> more;
     };
     struct Warp {
         std::uint64_t meetings = 0;
