@@ -76,20 +76,23 @@ TEST(Step06, StridesWithGaps) {
     for (const Tested& t : all_variants()) check_strides_with_gaps(t);
 }
 
-// The rings go round several times, with whole and ragged last tiles.
+// The rings go round several times, with whole and ragged last tiles; in emulation each causal or not, in turn.
 TEST(Step06, ManyTiles) {
     SKIP_WITHOUT_HOPPER();
-    int schedule = 0;
+    int schedule = 0, turn = 0;
     for (const Tested& t : all_variants())
-        for (const int d : {64, 128, 256})
+        for (const int d : {64, 128, 256}) {
+            ++turn;
             for (const int kv_seq : {640, 1000})
                 for (const bool causal : {false, true}) {
+                    if (emulating && causal == ((kv_seq == 640) == (turn % 2 == 0))) continue;
                     const Problem p{
                         .heads = 2, .kv_heads = 2, .seq = 170, .kv_seq = kv_seq, .head_dim = d, .dtype = DType::bf16, .causal = causal};
                     TestCase test(p);
                     test.options.schedule = static_cast<simt::Schedule>(schedule++ % 3);
                     expect_right(t.stage, t.variant, test);
                 }
+        }
 }
 
 TEST(Step06, RandomProblems) {
