@@ -67,20 +67,16 @@ void launch_both(Forward& args) {
 
     const TileOrder order = order_of<S>(p, args.device);
     const Parts parts = step06::parts(args, order, S::Br);
-    launch(fp8<T, S>,
-           {.name = "fp8",
-            .grid = grid_of(order, args.device),
-            .block = S::kThreads,
-            .smem = sizeof(Smem),
-            .early = true,
-            .exec = &args.exec},
-           map_of<const T>(kVariant, "Q", args.q, p, p.heads, p.seq, 64),
-           map_of_rows<typename Smem::KTile, D>("K8", K8, p.batch, p.kv_heads, p.kv_seq),
-           ptx::make_tensor_map<const E4m3, 4>("V8", V8, {kv_padded, D, p.kv_heads, p.batch}, {kv_padded, v_head, p.kv_heads * v_head},
-                                               {S::Bc, D, 1, 1}, Smem::VTile::kSwizzle),
-           ptx::make_tensor_map<const float, 2>("KV_scale", KV_scale, {4, all_kv_blocks}, {4}, {4, 1}, ptx::Swizzle::none),
-           map_of<T>(kVariant, "O", args.o, p, p.heads, p.seq, 64), args.LSE(), claims(args), parts.O, parts.LSE, order, p.kv_seq,
-           p.heads / p.kv_heads, p.scale() * 1.4426950408889634f, Mask(p));
+    launch(
+        fp8<T, S>,
+        {.name = "fp8", .grid = grid_of(order, args.device), .block = S::kThreads, .smem = sizeof(Smem), .early = true, .exec = &args.exec},
+        map_of<const T>(kVariant, "Q", args.q, p, p.heads, p.seq, 64),
+        map_of_rows<typename Smem::KTile, D>("K8", K8, p.batch, p.kv_heads, p.kv_seq),
+        ptx::make_tensor_map<const E4m3, 4>("V8", V8, {kv_padded, D, p.kv_heads, p.batch}, {kv_padded, v_head, p.kv_heads * v_head},
+                                            {S::Bc, D, 1, 1}, Smem::VTile::kSwizzle),
+        ptx::make_tensor_map<const float, 2>("KV_scale", KV_scale, {4, all_kv_blocks}, {4}, {4, 1}, ptx::Swizzle::none),
+        map_of<T>(kVariant, "O", args.o, p, p.heads, p.seq, 64), args.LSE(), claims(args), parts.O, parts.LSE, order, p.kv_seq,
+        p.heads / p.kv_heads, p.scale() * 1.4426950408889634f, Mask(p));
     merge<T, D>(args, order, S::Br);
 }
 
