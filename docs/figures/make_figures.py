@@ -912,7 +912,7 @@ def packed_batch():
     s.text(470, top - 26, "the table, with tiles of two rows: a thread block for each tile and head, longest first", 15, bold=True)
     for k, (work, n, row) in enumerate(tiles):
         s.rect(left + k * step, top, step - 8, 44, colours[n], INK, 4)
-        s.text(left + k * step + (step - 8) / 2, top + 19, f"sequence {n}", 12)
+        s.text(left + k * step + (step - 8) / 2, top + 19, f"sequence {n}", 11)
         s.text(left + k * step + (step - 8) / 2, top + 36, f"row {row}", 12)
         for b in range(work):
             s.rect(left + k * step + 10, top + 56 + 16 * b, step - 28, 12, BLUE_PALE, BLUE, 0)
