@@ -82,14 +82,10 @@ function(workbook_one_shape variable number source)
     cut("if (p.head_dim == 64) return f.template operator()<Shape<64, 64, 32, 4, 2, 1>>();" "")
     cut("Shape<128, 64, 32, 8, 2, 2>" "Shape<64, 64, 32, 4, 2, 1>")
     cut("Shape<128, 64, 32, 4, 2, 2>" "Shape<64, 64, 32, 4, 2, 1>")
-    cut("    else
-        f.template operator()<__nv_bfloat16>();" "")
   elseif(number STREQUAL "a")
     foreach(shape "64, 1, 2" "64, 2, 2" "128, 1, 1" "128, 1, 2" "128, 2, 2")
       cut("Shape<${shape}>" "Shape<64, 1, 1>")
     endforeach()
-    cut("    else
-        f.template operator()<__nv_bfloat16>();" "")
   endif()
   if(number STREQUAL "06") # float16 alone
     cut("namespace {
@@ -102,11 +98,8 @@ void with_f16(const std::string&, workbook::Forward&, F&& run) {
 ")
     cut("with_tensors(" "with_f16(")
   endif()
-  if(number MATCHES "^0[45]$") # float16 alone of what tensor cores multiply
-    cut("    else
-        run.template operator()<__nv_bfloat16>();" "")
-  endif()
-  # float32 alone of the other types, and of the head dimensions of their kernels d = 64 alone.
+  # float16 alone of what tensor cores multiply, float32 alone of the other types, and of the head dimensions of their kernels d = 64 alone.
+  string(REPLACE "with_16_bit_type(" "with_half(" text "${text}")
   string(REPLACE "with_type(" "with_float(" text "#include \"attention/one_shape.hpp\"\n${text}")
   string(REPLACE "with_fp32_head_dim(" "with_d64(" text "${text}")
   set(${variable} "${text}" PARENT_SCOPE)

@@ -22,6 +22,11 @@ namespace WORKBOOK_PREVIOUS {
 const workbook::Stage& stage();
 }
 #endif
+#ifdef WORKBOOK_BACKWARD_BEFORE
+namespace WORKBOOK_BACKWARD_BEFORE {
+const workbook::Stage& stage();
+}
+#endif
 
 // How GoogleTest names the parameters of a test.
 namespace simt {

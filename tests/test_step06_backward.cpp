@@ -5,12 +5,6 @@
 
 #include <cstring>
 
-#ifdef WORKBOOK_BACKWARD_BEFORE
-namespace WORKBOOK_BACKWARD_BEFORE {
-const workbook::Stage& stage();
-}
-#endif
-
 namespace {
 
 using namespace workbook;

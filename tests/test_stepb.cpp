@@ -7,12 +7,6 @@
 #include <filesystem>
 #include <fstream>
 
-#ifdef WORKBOOK_BACKWARD_BEFORE
-namespace WORKBOOK_BACKWARD_BEFORE {
-const workbook::Stage& stage();
-}
-#endif
-
 namespace {
 
 using namespace workbook;

@@ -40,4 +40,11 @@ decltype(auto) with_type(DType type, F&& f) {
     return f.template operator()<float>();
 }
 
+/// The same of a type that tensor cores multiply in 16 bits: f16, or else bf16.
+template <class F>
+decltype(auto) with_16_bit_type(DType type, F&& f) {
+    if (type == DType::f16) return f.template operator()<__half>();
+    return f.template operator()<__nv_bfloat16>();
+}
+
 }  // namespace workbook

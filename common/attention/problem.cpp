@@ -111,11 +111,9 @@ long long Problem::kv_elements() const { return static_cast<long long>(batch) * 
 long long Problem::rows() const { return static_cast<long long>(batch) * heads * seq; }
 
 long long Problem::pairs() const {
-    if (!packed()) return rows() * kv_seq;
     long long sum = 0;
-    for (std::size_t s = 0; s + 1 < cu_seqlens_q.size(); ++s)
-        sum += static_cast<long long>(cu_seqlens_q[s + 1] - cu_seqlens_q[s]) * (cu_seqlens_k[s + 1] - cu_seqlens_k[s]);
-    return sum * heads;
+    for (const Problem& one : sequences()) sum += one.rows() * one.kv_seq;
+    return sum;
 }
 
 std::vector<Problem> Problem::sequences() const {

@@ -203,6 +203,17 @@ void require_16_byte_rows(const std::string& variant, const char* name, const Te
                   ") elements: multiples of 8 are accepted; " + others);
 }
 
+void require_16_byte_rows(const std::string& variant, const Forward& args, const std::string& others) {
+    const std::pair<const char*, const TensorRef&> tensors[] = {{"Q", args.q}, {"K", args.k}, {"V", args.v}, {"O", args.o}};
+    for (const auto& [name, t] : tensors) require_16_byte_rows(variant, name, t, others);
+}
+
+void require_16_byte_rows(const std::string& variant, const Backward& args, const std::string& others) {
+    const std::pair<const char*, const TensorRef&> tensors[] = {{"Q", args.q},    {"K", args.k},   {"V", args.v},   {"O", args.o},
+                                                                {"dO", args.d_o}, {"dQ", args.dq}, {"dK", args.dk}, {"dV", args.dv}};
+    for (const auto& [name, t] : tensors) require_16_byte_rows(variant, name, t, others);
+}
+
 void run_forward(const Variant& variant, Forward& args) { run_prepared(variant, args); }
 void run_forward(const BackwardVariant& variant, Forward& args) { run_prepared(variant, args); }
 void run_backward(const BackwardVariant& variant, Backward& args) { run_checked(variant, variant.backward, args); }

@@ -224,6 +224,9 @@ struct Stage {
 /// @param variant "04c tensor_core" @param others what the message ends with: "variants 04a and 04b take any"
 /// @throws Refused otherwise
 void require_16_byte_rows(const std::string& variant, const char* name, const TensorRef& t, const std::string& others);
+/// The same of all tensors of a pass.
+void require_16_byte_rows(const std::string& variant, const Forward& args, const std::string& others);
+void require_16_byte_rows(const std::string& variant, const Backward& args, const std::string& others);
 
 /// Runs a variant after checking everything, so that no caller can skip a check.
 /// @throws InvalidArgument, Refused

@@ -81,20 +81,15 @@ std::optional<std::string> refuses_tensor_core(const Problem& problem, const Dev
 
 void forward_tensor_core(Forward& args) {
     const Problem& p = args.problem;
-    const std::pair<const char*, const TensorRef&> tensors[] = {{"Q", args.q}, {"K", args.k}, {"V", args.v}, {"O", args.o}};
-    for (const auto& [name, t] : tensors) require_16_byte_rows("04c tensor_core", name, t, "variants 04a and 04b take any");
-    const auto run = [&]<class T>() {
+    require_16_byte_rows("04c tensor_core", args, "variants 04a and 04b take any");
+    with_16_bit_type(p.dtype, [&]<class T>() {
         with_shape(p, args.device, [&]<class S>() {
             launch(
                 tensor_core<T, S>,
                 {.name = "tensor_core", .grid = grid_of(p, S::Br), .block = S::kThreads, .smem = sizeof(Shared<T, S>), .exec = &args.exec},
                 args.Q<T>(), args.K<T>(), args.V<T>(), args.O<T>(), args.LSE(), p.scale() * 1.4426950408889634f, Mask(p));
         });
-    };
-    if (p.dtype == DType::f16)
-        run.template operator()<__half>();
-    else
-        run.template operator()<__nv_bfloat16>();
+    });
 }
 
 // ---- what moves ----

@@ -221,10 +221,8 @@ int padded_rows(const Problem& p) {
 
 void backward_tensor_core(Backward& args) {
     const Problem& p = args.problem;
-    const std::pair<const char*, const TensorRef&> tensors[] = {{"Q", args.q},    {"K", args.k},   {"V", args.v},   {"O", args.o},
-                                                                {"dO", args.d_o}, {"dQ", args.dq}, {"dK", args.dk}, {"dV", args.dv}};
-    for (const auto& [name, t] : tensors) require_16_byte_rows("05c tensor_core", name, t, "variants 05a and 05b take any");
-    const auto run = [&]<class T>() {
+    require_16_byte_rows("05c tensor_core", args, "variants 05a and 05b take any");
+    with_16_bit_type(p.dtype, [&]<class T>() {
         with_shape(p, args.device, [&]<class S>() {
             const int padded = padded_rows<S>(p);
             const std::array<int, 3> statistics = {p.batch, p.heads, padded};
@@ -254,11 +252,7 @@ void backward_tensor_core(Backward& args) {
             launch(finish<T, S>, by_rows("finish", p.seq, 2 * kRowsOfBlock<S::D>),  //
                    simt::packed_view<const float, 4>("dQ_acc", dq, sums), args.dQ<T>(), p.scale());
         });
-    };
-    if (p.dtype == DType::f16)
-        run.template operator()<__half>();
-    else
-        run.template operator()<__nv_bfloat16>();
+    });
 }
 
 Movement tensor_core_moves(const Problem& p, const Device& device) {

@@ -55,12 +55,9 @@ void launch_backward(const std::string& variant, Backward& args) {
 template <bool kOrdered>
 void run_backward(Backward& args) {
     const std::string variant = kOrdered ? "06e-det deterministic" : "06e backward";
-    require_16_byte_rows(variant, args);
+    require_16_byte_rows(variant, args, "variants 05a and 05b take any");
     with_backward_shape(args.problem.head_dim, [&]<class S>() {
-        if (args.problem.dtype == DType::f16)
-            launch_backward<__half, S, kOrdered>(variant, args);
-        else
-            launch_backward<__nv_bfloat16, S, kOrdered>(variant, args);
+        with_16_bit_type(args.problem.dtype, [&]<class T>() { launch_backward<T, S, kOrdered>(variant, args); });
     });
 }
 

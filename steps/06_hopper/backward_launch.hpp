@@ -49,13 +49,6 @@ void launch_around(Backward& args, F&& kernel) {
            simt::packed_view<const float, 4>("dQ_acc", dq, sums), args.dQ<T>(), p.scale());
 }
 
-/// @throws Refused where a tensor is not where TMA can take it
-inline void require_16_byte_rows(const std::string& variant, const Backward& args) {
-    const std::pair<const char*, const TensorRef&> tensors[] = {{"Q", args.q},    {"K", args.k},   {"V", args.v},   {"O", args.o},
-                                                                {"dO", args.d_o}, {"dQ", args.dq}, {"dK", args.dk}, {"dV", args.dv}};
-    for (const auto& [name, t] : tensors) workbook::require_16_byte_rows(variant, name, t, "variants 05a and 05b take any");
-}
-
 /// LSE.
 inline std::size_t saved_for_backward(const Problem& p, const Device&) { return static_cast<std::size_t>(p.rows()) * sizeof(float); }
 

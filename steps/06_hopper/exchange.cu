@@ -46,11 +46,8 @@ void launch_exchange(const std::string& variant, Backward& args) {
 
 void run_exchange(Backward& args) {
     const std::string variant = "06f exchange";
-    require_16_byte_rows(variant, args);
-    if (args.problem.dtype == DType::f16)
-        launch_exchange<__half>(variant, args);
-    else
-        launch_exchange<__nv_bfloat16>(variant, args);
+    require_16_byte_rows(variant, args, "variants 05a and 05b take any");
+    with_16_bit_type(args.problem.dtype, [&]<class T>() { launch_exchange<T>(variant, args); });
 }
 
 Movement moves(const Problem& p, const Device&) { return exchange_movement(p, {S::Br, S::Bc}); }

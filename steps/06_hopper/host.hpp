@@ -33,12 +33,8 @@ ptx::TensorMap map_of(const std::string& variant, const char* name, const Tensor
 /// Calls f with the element type of Q, K, V and O, whose rows must be where TMA can take them.
 template <class F>
 void with_tensors(const std::string& variant, Forward& args, F&& run) {
-    for (const auto& [name, tensor] : {std::pair{"Q", args.q}, {"K", args.k}, {"V", args.v}, {"O", args.o}})
-        require_16_byte_rows(variant, name, tensor, "variants 04a and 04b take any");
-    if (args.problem.dtype == DType::f16)
-        run.template operator()<__half>();
-    else
-        run.template operator()<__nv_bfloat16>();
+    require_16_byte_rows(variant, args, "variants 04a and 04b take any");
+    with_16_bit_type(args.problem.dtype, run);
 }
 
 /// Why a GPU cannot run these kernels. @param bytes of shared memory that the tiles take

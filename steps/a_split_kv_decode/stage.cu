@@ -55,14 +55,6 @@ std::optional<std::string> refuses(const Problem& p, const Device& device) {
     return std::nullopt;
 }
 
-template <class F>
-void with_16_bit_type(DType type, F&& f) {
-    if (type == DType::f16)
-        f.template operator()<__half>();
-    else
-        f.template operator()<__nv_bfloat16>();
-}
-
 /// Both kernels, over a cache in any form. The partial results are in the workspace.
 template <class T, class S, class Cache>
 void run(Forward& args, const Cache& cache) {
@@ -95,18 +87,13 @@ void run(Forward& args, const Cache& cache) {
            simt::packed_view<const float, 4>("l", l, extents), args.O<T>(), args.LSE());
 }
 
-void require_aligned(const std::string& variant, const Forward& args) {
-    const std::pair<const char*, const TensorRef&> tensors[] = {{"Q", args.q}, {"K", args.k}, {"V", args.v}, {"O", args.o}};
-    for (const auto& [name, t] : tensors) require_16_byte_rows(variant, name, t, "stages 01 to 03 take any");
-}
-
 template <class T>
 ContiguousCache<T> contiguous(const Forward& args) {
     return {args.K<T>(), args.V<T>(), args.problem.kv_seq};
 }
 
 void forward_contiguous(Forward& args) {
-    require_aligned("Aa split_kv", args);
+    require_16_byte_rows("Aa split_kv", args, "stages 01 to 03 take any");
     with_16_bit_type(args.problem.dtype,
                      [&]<class T>() { with_shape(args.problem, [&]<class S>() { run<T, S>(args, contiguous<T>(args)); }); });
 }
@@ -133,7 +120,7 @@ simt::TensorView<const int, 2> table_of(Forward& args) {
 
 void prepare_pages(Forward& args) {
     const Problem& p = args.problem;
-    require_aligned("Ab paged", args);
+    require_16_byte_rows("Ab paged", args, "stages 01 to 03 take any");
     const BlockTable table = shuffled_block_table(p);
     check(table, p);
     args.workspace.put("block_table", table.pages_of);
@@ -147,7 +134,7 @@ void prepare_pages(Forward& args) {
 
 void forward_paged(Forward& args) {
     const Problem& p = args.problem;
-    require_aligned("Ab paged", args);
+    require_16_byte_rows("Ab paged", args, "stages 01 to 03 take any");
     with_16_bit_type(p.dtype, [&]<class T>() {
         const PagedCache<T> cache = {pages_of<const T>(args, "K"), pages_of<const T>(args, "V"), table_of(args), p.kv_seq,
                                      std::countr_zero(static_cast<unsigned>(p.page_size))};

@@ -9,15 +9,6 @@ namespace {
 
 using namespace workbook;
 
-/// Calls f with the type and arguments of a 16-bit problem.
-template <class F>
-void with_16_bit_type(DType type, F&& f) {
-    if (type == DType::f16)
-        f.template operator()<__half>();
-    else
-        f.template operator()<__nv_bfloat16>();
-}
-
 /// Whether tiles of 128 rows would be too large: they would leave SMs without work, or be empty by a quarter more than tiles of 64.
 bool small_tiles(const std::vector<int>& cu_seqlens, int heads, const Device& device) {
     const long long of_128 = count_tiles(cu_seqlens, 128), of_64 = count_tiles(cu_seqlens, 64);
@@ -70,10 +61,6 @@ std::optional<std::string> refuses_backward(const Problem& p, const Device& devi
     return refuses_memory(device, with_backward_shape(p, device, [&]<class S>() { return sizeof(step05::Shared<__half, S>); }));
 }
 
-void require_aligned(const std::string& variant, std::initializer_list<std::pair<const char*, const TensorRef*>> tensors) {
-    for (const auto& [name, t] : tensors) require_16_byte_rows(variant, name, *t, "no variant takes others");
-}
-
 // ---- tables, which are made once for a batch and serve all its layers ----
 
 void put_table(Workspace& workspace, const std::string& name, const std::vector<Tile>& tiles) {
@@ -100,7 +87,7 @@ void prepare_forward(Forward& args) {
 
 void forward(Forward& args) {
     const Problem& p = args.problem;
-    require_aligned("Ba varlen", {{"Q", &args.q}, {"K", &args.k}, {"V", &args.v}, {"O", &args.o}});
+    require_16_byte_rows("Ba varlen", args, "no variant takes others");
     with_16_bit_type(p.dtype, [&]<class T>() {
         with_forward_shape(p, args.device, [&]<class S>() {
             const int tiles = count_tiles(p.cu_seqlens_q, S::Br);
@@ -138,14 +125,7 @@ void prepare_backward(Forward& args) {
 
 void backward(Backward& args) {
     const Problem& p = args.problem;
-    require_aligned("Bb varlen_backward", {{"Q", &args.q},
-                                           {"K", &args.k},
-                                           {"V", &args.v},
-                                           {"O", &args.o},
-                                           {"dO", &args.d_o},
-                                           {"dQ", &args.dq},
-                                           {"dK", &args.dk},
-                                           {"dV", &args.dv}});
+    require_16_byte_rows("Bb varlen_backward", args, "no variant takes others");
     with_16_bit_type(p.dtype, [&]<class T>() {
         with_backward_shape(p, args.device, [&]<class S>() {
             const int tiles = count_tiles(p.cu_seqlens_k, S::Bc), blocks = count_tiles(p.cu_seqlens_q, S::Br), rows = blocks * S::Br;
