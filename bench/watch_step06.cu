@@ -64,7 +64,7 @@ int run(int argc, char** argv) {
     marks.upload(zeros.data(), marks.size());
     const auto watched = [&]<bool kMarks>() {
         const simt::Watch<kMarks> watch{static_cast<long long*>(cycles.data()), static_cast<long long*>(marks.data()),
-                                        step06::watched::kEvents, kCapacity, options.block.value_or(1) - 1};
+                                        step06::watched::kEvents, kCapacity, static_cast<unsigned>(options.block.value_or(1) - 1)};
         for (int n = 0; n < 3; ++n) step06::launch_vote_first(args, watch);  // the last is kept
     };
     options.marks.empty() ? watched.template operator()<false>() : watched.template operator()<true>();

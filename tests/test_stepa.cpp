@@ -142,16 +142,16 @@ INSTANTIATE_TEST_SUITE_P(Seeds, StepARandom, testing::Combine(testing::Values('a
 // ---- splits ----
 
 TEST(StepA, ChoosesSplits) {
-    const auto count = [](int Nkv, long long blocks, long long resident) { return stepa::choose_splits(Nkv, 64, blocks, resident).count; };
-    EXPECT_EQ(count(1, 1, 264), 1);
-    EXPECT_EQ(count(64, 1, 264), 1);
-    EXPECT_EQ(count(65, 1, 264), 2);
-    EXPECT_EQ(count(512, 8, 264), 8) << "a tile each";
-    EXPECT_EQ(count(131072, 8, 264), 32) << "a 33rd would save one tile of 64";
-    EXPECT_EQ(count(32768, 128, 264), 2) << "256 blocks of 264";
-    EXPECT_EQ(count(32768, 264, 264), 1);
-    EXPECT_EQ(count(32768, 1024, 264), 1) << "almost four full waves";
-    EXPECT_GT(count(32768, 300, 264), 1) << "one wave and a bit would take as long as two";
+    const auto count = [](int Nkv, long long blocks, int sms) { return stepa::choose_splits(Nkv, 64, blocks, sms).count; };
+    EXPECT_EQ(count(1, 1, 132), 1);
+    EXPECT_EQ(count(64, 1, 132), 1);
+    EXPECT_EQ(count(65, 1, 132), 2);
+    EXPECT_EQ(count(512, 8, 132), 8) << "a tile each";
+    EXPECT_EQ(count(131072, 8, 132), 16) << "33, two for each SM, would save one tile of 129";
+    EXPECT_EQ(count(32768, 128, 132), 1) << "128 SMs read as fast as 132";
+    EXPECT_EQ(count(32768, 264, 132), 1);
+    EXPECT_EQ(count(32768, 1024, 132), 1) << "almost eight for each SM";
+    EXPECT_GT(count(32768, 140, 132), 1) << "one for each SM and a bit would take as long as two";
     EXPECT_EQ(count(131072, 1, 1), 1);
     EXPECT_LE(count(1 << 30, 1, 100000), stepa::kMostSplits);
 }
@@ -160,7 +160,7 @@ TEST(StepA, SplitsCoverAllKeysOnce) {
     for (const int Nkv : {1, 63, 64, 65, 500, 777, 4096, 100000})
         for (const int Bc : {64, 128})
             for (const long long blocks : {1, 3, 100, 1000}) {
-                const stepa::Splits splits = stepa::choose_splits(Nkv, Bc, blocks, 264);
+                const stepa::Splits splits = stepa::choose_splits(Nkv, Bc, blocks, 132);
                 ASSERT_GE(splits.count, 1);
                 EXPECT_EQ(splits.keys % Bc, 0);
                 EXPECT_GE(static_cast<long long>(splits.count) * splits.keys, Nkv);

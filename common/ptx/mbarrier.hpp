@@ -46,6 +46,23 @@ SIMT_DEVICE void mbarrier_arrive(Mbarrier& barrier) {
 #endif
 }
 
+/// The same, by the threads that say so. All of a warp call: so that the address, where it is the same for all, is computed once for the
+/// warp, by the uniform datapath, which code after a branch that threads take apart cannot use.
+SIMT_DEVICE void mbarrier_arrive_if(bool arrives, Mbarrier& barrier) {
+#if SIMT_EMULATED
+    if (arrives) mbarrier_arrive(barrier);
+#else
+    asm volatile(
+        "{\n"
+        ".reg .pred arrives;\n"
+        "setp.ne.u32 arrives, %1, 0;\n"
+        "@arrives mbarrier.arrive.shared::cta.b64 _, [%0];\n"
+        "}" ::"r"(shared_address(&barrier)),
+        "r"(static_cast<unsigned>(arrives))
+        : "memory");
+#endif
+}
+
 /// Announces `bytes` more that must land before the phase is complete, and arrives.
 SIMT_DEVICE void mbarrier_arrive_expect_tx(Mbarrier& barrier, unsigned bytes) {
 #if SIMT_EMULATED

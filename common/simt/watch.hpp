@@ -18,18 +18,21 @@ struct Unwatched {
 /// timed goes without.
 template <bool kMarks>
 struct Watch {
-    long long* cycles;  ///< (blocks): from begin() to end()
+    long long* cycles;  ///< (blocks of the grid, x first): from begin() to end()
     long long* marks;   ///< (actors, events, capacity), of one block; 0 where nothing was marked
     int events, capacity;
-    int block;  ///< blockIdx.x of the one whose marks are kept
+    unsigned block;  ///< number of the one whose marks are kept
 
     /// One thread of a block calls, and the same one calls end().
-    SIMT_DEVICE void begin() const { cycles[blockIdx.x] = -clock64(); }
-    SIMT_DEVICE void end() const { cycles[blockIdx.x] += clock64(); }
+    SIMT_DEVICE void begin() const { cycles[number()] = -clock64(); }
+    SIMT_DEVICE void end() const { cycles[number()] += clock64(); }
     /// The n-th time that an actor comes to an event.
     SIMT_DEVICE void mark(int actor, int event, int n) const {
-        if (kMarks && static_cast<int>(blockIdx.x) == block && n < capacity) marks[(actor * events + event) * capacity + n] = clock64();
+        if (kMarks && number() == block && n < capacity) marks[(actor * events + event) * capacity + n] = clock64();
     }
+
+private:
+    SIMT_DEVICE unsigned number() const { return (blockIdx.z * gridDim.y + blockIdx.y) * gridDim.x + blockIdx.x; }
 };
 #endif
 

@@ -1,22 +1,8 @@
 // The host side of 06e.
-#include "06_hopper/backward.cuh"
-
 #include "06_hopper/backward_launch.hpp"
-
-#include <algorithm>
 
 namespace step06 {
 namespace {
-
-/// Calls f with the shape for a head dimension.
-template <class F>
-decltype(auto) with_backward_shape(int d, F&& f) {
-    switch (d) {
-        case 64: return f.template operator()<BackwardShape<64>>();
-        case 128: return f.template operator()<BackwardShape<128>>();
-        default: return f.template operator()<BackwardShape<256>>();
-    }
-}
 
 std::optional<std::string> refuses(const Problem& problem, const Device& device) {
     if (problem.dtype == DType::f32) return "dtype = f32: tensor cores multiply f16 and bf16; variants 05a and 05b take f32";
@@ -27,37 +13,12 @@ std::optional<std::string> refuses(const Problem& problem, const Device& device)
                           "variants of stage 05", "variant 05a needs little");
 }
 
-template <class T, class S, bool kOrdered>
-void launch_backward(const std::string& variant, Backward& args) {
-    const Problem& p = args.problem;
-    const auto of_queries = [&]<class E>(const char* name, const TensorRef& t) {
-        return map_of<E>(variant, name, t, p, p.heads, p.seq, S::Br);
-    };
-    const auto of_keys = [&]<class E>(const char* name, const TensorRef& t) {
-        return map_of<E>(variant, name, t, p, p.kv_heads, p.kv_seq, 64);
-    };
-    const int heads = p.batch * p.kv_heads;
-    const int side = p.causal ? std::min(4, heads) : 1;  // heads side by side, so that the longest blocks come first
-    launch_around<T, S, kOrdered>(args, [&](const ptx::TensorMap& LSE_D, const auto& dQ_acc, const auto& dQ_turn) {
-        launch(backward<T, S, kOrdered>,
-               {.name = "backward",
-                .grid = dim3(side, (p.kv_seq + S::Bc - 1) / S::Bc, (heads + side - 1) / side),
-                .block = S::kThreads,
-                .smem = sizeof(BackwardShared<T, S>),
-                .exec = &args.exec},
-               of_queries.template operator()<const T>("Q", args.q), of_keys.template operator()<const T>("K", args.k),
-               of_keys.template operator()<const T>("V", args.v), of_queries.template operator()<const T>("dO", args.d_o),
-               of_keys.template operator()<T>("dK", args.dk), of_keys.template operator()<T>("dV", args.dv), LSE_D, dQ_acc, dQ_turn, p.seq,
-               p.kv_seq, p.kv_heads, p.scale(), Mask(p));
-    });
-}
-
 template <bool kOrdered>
 void run_backward(Backward& args) {
     const std::string variant = kOrdered ? "06e-det deterministic" : "06e backward";
     require_16_byte_rows(variant, args, "variants 05a and 05b take any");
     with_backward_shape(args.problem.head_dim, [&]<class S>() {
-        with_16_bit_type(args.problem.dtype, [&]<class T>() { launch_backward<T, S, kOrdered>(variant, args); });
+        with_16_bit_type(args.problem.dtype, [&]<class T>() { launch_backward<T, S, kOrdered>(variant, args, simt::Unwatched{}); });
     });
 }
 

@@ -17,6 +17,7 @@
 #include "ptx/wgmma.hpp"
 #include "simt/simt.hpp"
 #include "simt/vector.hpp"
+#include "simt/watch.hpp"
 
 #include <type_traits>
 
@@ -88,7 +89,7 @@ struct BackwardShared {
     alignas(128) float statistics[Shape::kSlots][2 * Shape::Br];                          // LSE and D, as prepare() leaves them
     // A full barrier completes a phase when its data are there, an empty one when the readers have done with them.
     Mbarrier q_full[Shape::kSlots], do_full[Shape::kSlots], empty[Shape::kSlots];
-    Mbarrier ds_full[Shape::kDsSlots], ds_empty[Shape::kDsSlots];
+    Mbarrier ds_empty[Shape::kDsSlots];
 };
 
 // What a warp does with its fragments. g = lane / 4 and t = lane % 4 are row and column pair of a lane; kN counts queries 16 at a time.
@@ -174,7 +175,7 @@ SIMT_DEVICE void store_sums(const float (&sum)[kSums], float factor, KvTile& to,
 }
 
 /// @tparam kOrdered blocks of keys add to dQ in the order of their keys, the last first: so its bits are the same in each run
-template <class T, class Shape, bool kOrdered>
+template <class T, class Shape, bool kOrdered, class Watch>
 __global__ __launch_bounds__(Shape::kThreads, 1) void backward(  // tensors as their maps see them:
     const __grid_constant__ TensorMap Q_map,                     // (B, Hq, D / 64, Nq, 64)
     const __grid_constant__ TensorMap K_map,                     // (B, Hkv, D / 64, Nkv, 64)
@@ -185,7 +186,7 @@ __global__ __launch_bounds__(Shape::kThreads, 1) void backward(  // tensors as t
     const __grid_constant__ TensorMap LSE_D_map,                 // (B Hq ceil(Nq / Br), 2 Br)
     TensorView<float, 4> dQ_acc,                                 // (B, Hq, ceil(Nq / Br), Br D)
     TensorView<std::uint32_t, 4> dQ_turn,                        // kOrdered: (B, Hq, ceil(Nq / Br), 4), how many blocks of keys have added
-    int Nq, int Nkv, int kv_heads, float scale, Mask mask) {
+    int Nq, int Nkv, int kv_heads, float scale, Mask mask, Watch watch) {
     constexpr int D = Shape::D, Br = Shape::Br, Bc = Shape::Bc, kGroups = Shape::kGroups, kTiles = Shape::kTiles, kSplit = Shape::kSplit;
     constexpr int kSlots = Shape::kSlots, kDsSlots = Shape::kDsSlots, kDqSlots = Shape::kDqSlots;
     constexpr int kQueries = Shape::kQueries, kColumns = Shape::kColumns;
@@ -202,22 +203,24 @@ __global__ __launch_bounds__(Shape::kThreads, 1) void backward(  // tensors as t
 
     // The turns: for each query head that shares the keys, the blocks of queries that see any of them.
     const int first = mask.first_row(j0) / Br, per_head = (Nq + Br - 1) / Br - first, turns = group * per_head;
-    const auto head = [&](int turn) { return hkv * group + turn / per_head; };
-    const auto block = [&](int turn) { return first + turn % per_head; };
+    struct Place {
+        int h, n;  // query head and block of queries
+    };
+    // Counted, for integers are divided slowly.
+    const auto next = [&](Place at) { return at.n + 1 < first + per_head ? Place{at.h, at.n + 1} : Place{at.h + 1, first}; };
+    const Place begin = {hkv * group, first};
     // A turn uses slot turn % n of a ring of n, for the (turn / n)-th time, counted from 0.
     const auto parity_of = [](int turn, int slots) { return static_cast<unsigned>(turn / slots % 2); };
 
     auto& smem = simt::shared<Smem>();
     if (threadIdx.x == 0) {
+        watch.begin();
         for (int s = 0; s < kSlots; ++s) {
             ptx::mbarrier_init(smem.q_full[s], 1, "q_full", s);
             ptx::mbarrier_init(smem.do_full[s], 1, "do_full", s);
             ptx::mbarrier_init(smem.empty[s], 4 * kGroups, "empty", s);  // each warp that multiplies
         }
-        for (int s = 0; s < kDsSlots; ++s) {
-            ptx::mbarrier_init(smem.ds_full[s], 4 * kGroups, "ds_full", s);
-            ptx::mbarrier_init(smem.ds_empty[s], 1, "ds_empty", s);
-        }
+        for (int s = 0; s < kDsSlots; ++s) ptx::mbarrier_init(smem.ds_empty[s], 1, "ds_empty", s);
         ptx::fence_mbarrier_init();
     }
     __syncthreads();
@@ -227,8 +230,8 @@ __global__ __launch_bounds__(Shape::kThreads, 1) void backward(  // tensors as t
     const bool speaks = threadIdx.x % 128 == 0;  // for its warpgroup
 
     // What a turn reads; the first brings K and V along. One thread calls.
-    const auto load = [&](int turn) {
-        const int slot = turn % kSlots, h = head(turn), n = block(turn);
+    const auto load = [&](int turn, Place at) {
+        const int slot = turn % kSlots, h = at.h, n = at.n;
         const auto load_keys = [&](KvTile(&tiles)[kTiles], const TensorMap& map, Mbarrier& full) {
             for (int w = 0; w < kTiles; ++w)
                 ptx::cp_async_bulk_tensor_load(tiles[w].data, map, {0, j0 + 64 * w, 0, hkv, b}, full, ptx::CachePolicy::evict_first);
@@ -247,8 +250,10 @@ __global__ __launch_bounds__(Shape::kThreads, 1) void backward(  // tensors as t
 
     if (Shape::kLoader && wg == Shape::kLoaderGroup) {  // of which one lane works
         ptx::setmaxnreg_dec<Shape::kLoaderRegisters>();
-        if (speaks)
-            for (int turn = 0; turn < turns; ++turn) load(turn);
+        if (speaks) {
+            Place at = begin;
+            for (int turn = 0; turn < turns; ++turn, at = next(at)) load(turn, at);
+        }
         return;
     }
 
@@ -256,25 +261,31 @@ __global__ __launch_bounds__(Shape::kThreads, 1) void backward(  // tensors as t
         ptx::setmaxnreg_dec<Shape::kDqRegisters>();
         const ptx::MatrixDescriptor Ks = smem.k[0].over_rows(), dSs = smem.ds[0][0].over_columns();
         // Waits until all blocks of later keys that the turn's last row sees have added to dQ.
-        const auto take_turn = [&](int h, int n) {
-            const int last_row = min((n + 1) * Br, Nq) - 1, last = (mask.visible(last_row, Nkv) - 1) / Bc;
-            ptx::wait_acquire(&dQ_turn(b, h, n, warp), last - j0 / Bc);
+        const auto take_turn = [&](Place at) {
+            const int last_row = min((at.n + 1) * Br, Nq) - 1, last = (mask.visible(last_row, Nkv) - 1) / Bc;
+            ptx::wait_acquire(&dQ_turn(b, at.h, at.n, warp), last - j0 / Bc);
             ptx::fence_proxy_async_global();  // what they did is there for TMA, too
         };
-        const auto pass_turn = [&](int turn) {
+        const auto pass_turn = [&](Place at) {
             ptx::cp_async_bulk_wait<0>();  // this warp's additions are in global memory
-            ptx::red_release_add(&dQ_turn(b, head(turn), block(turn), warp), 1);
+            ptx::red_release_add(&dQ_turn(b, at.h, at.n, warp), 1);
+        };
+        Place ahead = begin;  // what is loaded next
+        const auto load_next = [&](int turn) {
+            load(turn, ahead);
+            ahead = next(ahead);
         };
         if (!Shape::kLoader && speaks)
-            for (int turn = 0; turn < min(kSlots, turns); ++turn) load(turn);
-        for (int turn = 0; turn < turns; ++turn) {
+            for (int turn = 0; turn < min(kSlots, turns); ++turn) load_next(turn);
+        Place at = begin, before = begin;  // before: of the last turn
+        for (int turn = 0; turn < turns; ++turn, before = at, at = next(at)) {
             const int slot = turn % kDsSlots;
-            ptx::mbarrier_wait(smem.ds_full[slot], parity_of(turn, kDsSlots));
-            // Who has written dS of this turn has released the slot of the turn before.
-            if (!Shape::kLoader && speaks && turn > 0 && turn - 1 + kSlots < turns) load(turn - 1 + kSlots);
-            const int h = head(turn), n = block(turn);
-            const auto sum = dQ_acc(b, h, n);  // (Br D)
-                                               // dQ^T = K^T dS^T, 64 columns of dQ at a time: over the keys of all warpgroups.
+            // All warps that multiply are through with the turn: dS is whole. They wait for S, dP and dK, and nobody for dQ: so it comes
+            // last.
+            ptx::mbarrier_wait(smem.empty[turn % kSlots], parity_of(turn, kSlots));
+            if (!Shape::kLoader && speaks && turn + kSlots < turns) load_next(turn + kSlots);
+            const auto sum = dQ_acc(b, at.h, at.n);  // (Br D)
+                                                     // dQ^T = K^T dS^T, 64 columns of dQ at a time: over the keys of all warpgroups.
 #pragma unroll
             for (int panel = 0; panel < D / 64; ++panel) {
                 float dq[Br / 2];
@@ -294,8 +305,8 @@ __global__ __launch_bounds__(Shape::kThreads, 1) void backward(  // tensors as t
                 stage_dq<kDqSlots>(dq, mine, lane);
                 if (lane == 0) {
                     if (kOrdered && panel == 0) {
-                        if (turn > 0) pass_turn(turn - 1);
-                        take_turn(h, n);
+                        if (turn > 0) pass_turn(before);
+                        take_turn(at);
                     }
                     ptx::cp_reduce_async_bulk_add(&sum((4 * panel + warp) * 16 * Br), mine, 16 * Br);
                     ptx::cp_async_bulk_commit();
@@ -303,7 +314,7 @@ __global__ __launch_bounds__(Shape::kThreads, 1) void backward(  // tensors as t
             }
         }
         if (lane == 0) {
-            if (kOrdered) pass_turn(turns - 1);
+            if (kOrdered) pass_turn(before);
             ptx::cp_async_bulk_wait_read<0>();  // shared memory ends with the block
         }
         return;
@@ -387,7 +398,6 @@ __global__ __launch_bounds__(Shape::kThreads, 1) void backward(  // tensors as t
         share(ds, smem.ds[ds_slot][tile], own_query, row0, lane);
         ptx::fence_proxy_async();  // wgmmas of others shall see what this thread wrote
         __syncwarp();              // and what the others of the warp did
-        if (lane == 0) ptx::mbarrier_arrive(smem.ds_full[ds_slot]);
 
         if constexpr (kSplit == 1) {
             start_sum(dk, ds, Q_rows.advance(slot * QTile::kBytes));
@@ -424,6 +434,7 @@ __global__ __launch_bounds__(Shape::kThreads, 1) void backward(  // tensors as t
     };
     store(dv, dV_map, 1.0f);
     store(dk, dK_map, scale);
+    if (threadIdx.x == 0) watch.end();
 }
 
 }  // namespace step06

@@ -1,10 +1,12 @@
 /// @file
-/// What the host sides of 06e and of 06f share.
+/// How 06e is launched, for the stage and for whoever watches it, and what 06f is launched with as well.
 #pragma once
 
 #include "06_hopper/around_backward.cuh"
+#include "06_hopper/backward.cuh"
 #include "06_hopper/host.hpp"
 
+#include <algorithm>
 #include <array>
 
 namespace step06 {
@@ -47,6 +49,41 @@ void launch_around(Backward& args, F&& kernel) {
            simt::packed_view<float, 4>("dQ_acc", dq, sums), dQ_turn);
     launch(finish<T, S>, by_rows("finish", p.seq, 2 * kRowsOfBlock<S::D>),  //
            simt::packed_view<const float, 4>("dQ_acc", dq, sums), args.dQ<T>(), p.scale());
+}
+
+/// Calls f with the shape for a head dimension.
+template <class F>
+decltype(auto) with_backward_shape(int d, F&& f) {
+    switch (d) {
+        case 64: return f.template operator()<BackwardShape<64>>();
+        case 128: return f.template operator()<BackwardShape<128>>();
+        default: return f.template operator()<BackwardShape<256>>();
+    }
+}
+
+template <class T, class S, bool kOrdered, class Watch>
+void launch_backward(const std::string& variant, Backward& args, const Watch& watch) {
+    const Problem& p = args.problem;
+    const auto of_queries = [&]<class E>(const char* name, const TensorRef& t) {
+        return map_of<E>(variant, name, t, p, p.heads, p.seq, S::Br);
+    };
+    const auto of_keys = [&]<class E>(const char* name, const TensorRef& t) {
+        return map_of<E>(variant, name, t, p, p.kv_heads, p.kv_seq, 64);
+    };
+    const int heads = p.batch * p.kv_heads;
+    const int side = p.causal ? std::min(4, heads) : 1;  // heads side by side, so that the longest blocks come first
+    launch_around<T, S, kOrdered>(args, [&](const ptx::TensorMap& LSE_D, const auto& dQ_acc, const auto& dQ_turn) {
+        launch(backward<T, S, kOrdered, Watch>,
+               {.name = "backward",
+                .grid = dim3(side, (p.kv_seq + S::Bc - 1) / S::Bc, (heads + side - 1) / side),
+                .block = S::kThreads,
+                .smem = sizeof(BackwardShared<T, S>),
+                .exec = &args.exec},
+               of_queries.template operator()<const T>("Q", args.q), of_keys.template operator()<const T>("K", args.k),
+               of_keys.template operator()<const T>("V", args.v), of_queries.template operator()<const T>("dO", args.d_o),
+               of_keys.template operator()<T>("dK", args.dk), of_keys.template operator()<T>("dV", args.dv), LSE_D, dQ_acc, dQ_turn, p.seq,
+               p.kv_seq, p.kv_heads, p.scale(), Mask(p), watch);
+    });
 }
 
 /// LSE.

@@ -1,7 +1,5 @@
 // The host side of 06f.
-#include "06_hopper/exchange.cuh"
-
-#include "06_hopper/backward_launch.hpp"
+#include "06_hopper/exchange_launch.hpp"
 
 namespace step06 {
 namespace {
@@ -19,35 +17,10 @@ std::optional<std::string> refuses(const Problem& problem, const Device& device)
     return refuses_device(device, sizeof(ExchangeShared<__half, S>), "variants of stage 05", "variant 05a needs little");
 }
 
-template <class T>
-void launch_exchange(const std::string& variant, Backward& args) {
-    const Problem& p = args.problem;
-    const auto of_queries = [&](const char* name, const TensorRef& t) {
-        return map_of<const T>(variant, name, t, p, p.heads, p.seq, S::Br);
-    };
-    const auto of_keys = [&]<class E>(const char* name, const TensorRef& t, int shares = 1) {
-        return map_of<E>(variant, name, t, p, p.kv_heads, p.kv_seq, 64, shares);
-    };
-    constexpr int kKeys = S::kCluster * S::Bc;
-    launch_around<T, S, false>(args, [&](const ptx::TensorMap& LSE_D, const TensorView<float, 4>& dQ_acc, const auto&) {
-        launch(exchange<T, S>,
-               {.name = "exchange",
-                .grid = dim3((p.kv_seq + kKeys - 1) / kKeys * S::kCluster, p.kv_heads, p.batch),
-                .block = S::kThreads,
-                .smem = sizeof(ExchangeShared<T, S>),
-                .cluster = S::kCluster,
-                .exec = &args.exec},
-               of_queries("Q", args.q), of_keys.template operator()<const T>("K", args.k),
-               of_keys.template operator()<const T>("K", args.k, S::D / 64), of_keys.template operator()<const T>("V", args.v),
-               of_queries("dO", args.d_o), of_keys.template operator()<T>("dK", args.dk), of_keys.template operator()<T>("dV", args.dv),
-               LSE_D, dQ_acc, p.kv_seq, p.heads / p.kv_heads, p.scale());
-    });
-}
-
 void run_exchange(Backward& args) {
     const std::string variant = "06f exchange";
     require_16_byte_rows(variant, args, "variants 05a and 05b take any");
-    with_16_bit_type(args.problem.dtype, [&]<class T>() { launch_exchange<T>(variant, args); });
+    with_16_bit_type(args.problem.dtype, [&]<class T>() { launch_exchange<T>(variant, args, simt::Unwatched{}); });
 }
 
 Movement moves(const Problem& p, const Device&) { return exchange_movement(p, {S::Br, S::Bc}); }

@@ -23,10 +23,10 @@ template <class T, class Shape>
 struct ExchangeShared : BackwardShared<T, Shape> {
     Tile<T, 64, 64> peer_k[Shape::kTiles];          // of the other block's keys the columns of dQ that this block makes
     Tile<T, Shape::Br, 64> peer_ds[Shape::kTiles];  // comes from the other block
-    Mbarrier peer_full;
+    Mbarrier ds_full, peer_full;
 };
 
-template <class T, class Shape>
+template <class T, class Shape, class Watch>
 __global__ __launch_bounds__(Shape::kThreads, 1) void exchange(  // tensors as their maps see them:
     const __grid_constant__ TensorMap Q_map,                     // (B, Hq, D / 64, Nq, 64)
     const __grid_constant__ TensorMap K_map,                     // (B, Hkv, D / 64, Nkv, 64)
@@ -37,7 +37,7 @@ __global__ __launch_bounds__(Shape::kThreads, 1) void exchange(  // tensors as t
     const __grid_constant__ TensorMap dV_map,                    // (B, Hkv, D / 64, Nkv, 64)
     const __grid_constant__ TensorMap LSE_D_map,                 // (B Hq ceil(Nq / Br), 2 Br)
     TensorView<float, 4> dQ_acc,                                 // (B, Hq, ceil(Nq / Br), Br D)
-    int Nkv, int group, float scale) {
+    int Nkv, int group, float scale, Watch watch) {
     constexpr int D = Shape::D, Br = Shape::Br, Bc = Shape::Bc, kGroups = Shape::kGroups, kTiles = Shape::kTiles;
     constexpr int kSlots = Shape::kSlots;
     constexpr int kN = Br / 16;  // of queries 16 at a time
@@ -56,12 +56,13 @@ __global__ __launch_bounds__(Shape::kThreads, 1) void exchange(  // tensors as t
 
     auto& smem = simt::shared<Smem>();
     if (threadIdx.x == 0) {
+        watch.begin();
         for (int s = 0; s < kSlots; ++s) {
             ptx::mbarrier_init(smem.q_full[s], 1, "q_full", s);
             ptx::mbarrier_init(smem.do_full[s], 1, "do_full", s);
             ptx::mbarrier_init(smem.empty[s], 4 * kGroups, "empty", s);  // each warp that multiplies
         }
-        ptx::mbarrier_init(smem.ds_full[0], kGroups, "ds_full");
+        ptx::mbarrier_init(smem.ds_full, kGroups, "ds_full");
         ptx::mbarrier_init(smem.ds_empty[0], Shape::kCluster, "ds_empty");  // the warpgroups of dQ of both blocks
         ptx::mbarrier_init(smem.peer_full, 1, "peer_full");
         ptx::fence_mbarrier_init();
@@ -105,7 +106,7 @@ __global__ __launch_bounds__(Shape::kThreads, 1) void exchange(  // tensors as t
         for (int turn = 0, h = hkv * group, n = 0; turn < turns; ++turn) {
             // dQ^T = K^T dS^T for 64 columns of dQ: over the keys of this block, then over those of the other.
             float dq[Br / 2];
-            ptx::mbarrier_wait(smem.ds_full[0], parity_of(turn, 1));
+            ptx::mbarrier_wait(smem.ds_full, parity_of(turn, 1));
             ptx::wgmma_fence();
 #pragma unroll
             for (int k = 0; k < Bc / 16; ++k)
@@ -203,7 +204,7 @@ __global__ __launch_bounds__(Shape::kThreads, 1) void exchange(  // tensors as t
         ptx::fence_proxy_async();  // wgmmas of others and TMA shall see what this thread wrote
         sync_warpgroup();          // and what the others did
         if (speaks) {
-            ptx::mbarrier_arrive(smem.ds_full[0]);
+            ptx::mbarrier_arrive(smem.ds_full);
             ptx::cp_async_bulk_to_peer(smem.peer_ds[wg].data, smem.ds[0][wg].data, ScoreTile::kBytes, smem.peer_full, peer);
         }
 
@@ -236,6 +237,7 @@ __global__ __launch_bounds__(Shape::kThreads, 1) void exchange(  // tensors as t
     };
     store(dv, dV_map, 1.0f);
     store(dk, dK_map, scale);
+    if (threadIdx.x == 0) watch.end();
     ptx::cluster_sync();
 }
 

@@ -15,9 +15,9 @@ constexpr const char* kVariant = "06d fp8";
 template <class F>
 decltype(auto) with_fp8_shape(int d, F&& f) {
     switch (d) {
-        case 64: return f.template operator()<Fp8Shape<64, 4, 4, 24, 112>>();
-        case 128: return f.template operator()<Fp8Shape<128, 3, 4, 32, 160>>();
-        default: return f.template operator()<Fp8Shape<256, 2, 2, 24, 240>>();
+        case 64: return f.template operator()<Fp8Shape<64, 4, 6, 24, 112>>();
+        case 128: return f.template operator()<Fp8Shape<128, 3, 7, 32, 160>>();
+        default: return f.template operator()<Fp8Shape<256, 2, 3, 24, 240>>();
     }
 }
 

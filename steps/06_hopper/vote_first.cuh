@@ -199,14 +199,14 @@ __global__ __launch_bounds__(Shape::kThreads, 1) void vote_first(  // tensors as
             if constexpr (kCluster > 1) {
                 if (threadIdx.x % 128 < kCluster) ptx::mbarrier_arrive_remote(empty, threadIdx.x % 128);
             } else {
-                if (speaks) ptx::mbarrier_arrive(empty);
+                ptx::mbarrier_arrive_if(speaks, empty);
             }
         };
 
         // o[4c + 2r + e] is row g + 8r, column 8c + 2t + e of the warp's 16 rows; s below likewise.
         float o[D / 2];
-        float m[2], l[2];        // l of this lane's columns only, until the end
-        int limit[2];            // m + slack, to compare with as integers
+        float m[2], l[2];        // m times c_log2; l of this lane's columns only, until the end
+        int limit[2];            // of elements of S, while m stays; to compare with as integers
         std::uint32_t p[kK][4];  // A operand of the next P V: the accumulators of two neighbouring 8-key columns of S
         QTile& out = smem.output(wg);
         const ptx::MatrixDescriptor Qs = smem.q[wg].over_columns();
@@ -252,11 +252,11 @@ __global__ __launch_bounds__(Shape::kThreads, 1) void vote_first(  // tensors as
             const auto note = [&](watched::Event event, int n) {
                 if (speaks) watch.mark(wg, event, static_cast<int>(first) + n);
             };
-            // S and P of the n-th block of keys, from the last to the first, and O of the one before.
-            const auto step = [&]<bool kFirst, bool kMasked>(int n) {
-                const int slot = slot_of(first + n), j = end - 1 - n;
+            // S and P of a block of keys, from the last to the first, and O of the one before. `at` counts K tiles over all tiles of Q.
+            const auto step = [&]<bool kFirst, bool kMasked>(unsigned at) {
+                const int slot = slot_of(at), n = static_cast<int>(at - first);
                 float s[Bc / 2];
-                ptx::mbarrier_wait(smem.k_full[slot], parity_of(first + n));
+                ptx::mbarrier_wait(smem.k_full[slot], parity_of(at));
                 note(watched::waits, n);
                 if constexpr (!kFirst) take_turn();
                 note(watched::multiplies, n);
@@ -266,7 +266,7 @@ __global__ __launch_bounds__(Shape::kThreads, 1) void vote_first(  // tensors as
                     ptx::wgmma<T, Bc>(s, Qs.advance(QTile::column_step(k)),
                                       Ks.advance(slot * KvTile::kBytes).advance(KvTile::column_step(k)), k > 0);
                 ptx::wgmma_commit();
-                if constexpr (!kFirst) start_pv(first + n - 1, true);
+                if constexpr (!kFirst) start_pv(at - 1, true);
                 ptx::wgmma_wait<kFirst ? 0 : 1>();  // S is there, O not yet
                 ptx::keep_in_place(s);
                 note(watched::has_s, n);
@@ -279,7 +279,7 @@ __global__ __launch_bounds__(Shape::kThreads, 1) void vote_first(  // tensors as
                         for (int c = 0; c < kN; ++c)
 #pragma unroll
                             for (int e = 0; e < 2; ++e) {
-                                const int key = j * Bc + 8 * c + 2 * t + e;
+                                const int key = (end - 1 - n) * Bc + 8 * c + 2 * t + e;
                                 if (key >= Nkv || mask.hides(i0 + row0 + 8 * r + g, key)) s[4 * c + 2 * r + e] = -INFINITY;
                             }
                 }
@@ -309,31 +309,32 @@ __global__ __launch_bounds__(Shape::kThreads, 1) void vote_first(  // tensors as
                         for (int c = 1; c < kN; ++c)
 #pragma unroll
                             for (int e = 0; e < 2; ++e) most[e] = fmaxf(most[e], s[4 * c + 2 * r + e]);
-                        const float m_new = fmaxf(m[r], simt::warp_max<4>(fmaxf(most[0], most[1])));  // the four lanes of a row
-                        alpha[r] = m_new == -INFINITY ? 1.0f : ptx::ex2_approx_ftz(c_log2 * (m[r] - m_new));
+                        const float top = simt::warp_max<4>(fmaxf(most[0], most[1]));  // of the four lanes of a row
+                        if (c_log2 * top >= m[r]) limit[r] = top + slack >= 0.0f ? __float_as_int(top + slack) : INT_MIN;
+                        const float m_new = fmaxf(m[r], c_log2 * top);
+                        alpha[r] = m_new == -INFINITY ? 1.0f : ptx::ex2_approx_ftz(m[r] - m_new);
                         l[r] *= alpha[r];
                         m[r] = m_new;
-                        limit[r] = m_new + slack >= 0.0f ? __float_as_int(m_new + slack) : INT_MIN;
                     }
                 }
 #pragma unroll
                 for (int r = 0; r < 2; ++r) {
                     // exp(scale (s - m)) = 2^(c s - c m) with c = scale * log2(e): one FMA and one ex2 an element.
-                    const float reference = kMasked && m[r] == -INFINITY ? 0.0f : c_log2 * m[r];
-                    float sum[2] = {};
+                    const float reference = kMasked && m[r] == -INFINITY ? 0.0f : m[r];
+                    float sum[2];
 #pragma unroll
                     for (int c = 0; c < kN; ++c)
 #pragma unroll
                         for (int e = 0; e < 2; ++e) {
                             float& x = s[4 * c + 2 * r + e];
                             x = ptx::ex2_approx_ftz(c_log2 * x - reference);
-                            sum[e] += x;
+                            sum[e] = c == 0 ? x : sum[e] + x;
                         }
                     l[r] += sum[0] + sum[1];
                 }
                 note(watched::has_p, n);
                 if constexpr (!kFirst) {
-                    finish_pv(first + n - 1);
+                    finish_pv(at - 1);
                     note(watched::has_o, n - 1);
                 }
                 // Before O is rescaled, which is rare, so that it can run beside the exponentials.
@@ -360,22 +361,24 @@ __global__ __launch_bounds__(Shape::kThreads, 1) void vote_first(  // tensors as
                 sync_warpgroup();
             }
             const int whole = mask.visible(i0 + 64 * wg, Nkv) / Bc - begin;  // blocks that need no mask
-            int n = 0;
-            for (; n < blocks - own_blocks; ++n) {  // above the diagonal of this warpgroup's rows, and past the last row
-                pass_over(smem.k_full, smem.k_empty, first + n);
-                pass_over(smem.v_full, smem.v_empty, first + n);
-                if (n < blocks - 1) take_turn(), pass_turn();
+            unsigned at = first;
+            const unsigned last = first + static_cast<unsigned>(blocks);
+            // Above the diagonal of this warpgroup's rows, and past the last row.
+            for (; at != last - static_cast<unsigned>(own_blocks); ++at) {
+                pass_over(smem.k_full, smem.k_empty, at);
+                pass_over(smem.v_full, smem.v_empty, at);
+                if (at != last - 1) take_turn(), pass_turn();
             }
             if (own_blocks > 0) {
-                step.template operator()<true, true>(n++);
-                for (; n < blocks - whole; ++n) step.template operator()<false, true>(n);
-                for (; n < blocks; ++n) step.template operator()<false, false>(n);
+                step.template operator()<true, true>(at++);
+                for (; static_cast<int>(last - at) > whole; ++at) step.template operator()<false, true>(at);
+                for (; at != last; ++at) step.template operator()<false, false>(at);
             }
             if (Shape::kOwnO) ptx::mbarrier_arrive(smem.q_empty[wg]);  // there is no further product with it
             if (own_blocks > 0) {
-                start_pv(first + n - 1, false);
-                finish_pv(first + n - 1);
-                note(watched::has_o, n - 1);
+                start_pv(last - 1, false);
+                finish_pv(last - 1);
+                note(watched::has_o, blocks - 1);
             }
 
             float inverse[2], lse[2];
@@ -384,7 +387,7 @@ __global__ __launch_bounds__(Shape::kThreads, 1) void vote_first(  // tensors as
                 constexpr float kLn2 = 0.6931471805599453f;
                 l[r] = simt::warp_sum<4>(l[r]);
                 inverse[r] = l[r] > 0.0f ? 1.0f / l[r] : 0.0f;
-                lse[r] = l[r] > 0.0f ? kLn2 * (c_log2 * m[r] + log2f(l[r])) : -INFINITY;
+                lse[r] = l[r] > 0.0f ? kLn2 * (m[r] + log2f(l[r])) : -INFINITY;
             }
             if (Shape::kOwnO && keys.w == 1) {  // for merge_tail()
 #pragma unroll
@@ -398,7 +401,7 @@ __global__ __launch_bounds__(Shape::kThreads, 1) void vote_first(  // tensors as
                         simt::store_global_8(&O_row(8 * c + 2 * t),
                                              float2{o[4 * c + 2 * r] * inverse[r], o[4 * c + 2 * r + 1] * inverse[r]});
                 }
-                first += static_cast<unsigned>(blocks);
+                first = last;
                 continue;
             }
 
@@ -427,7 +430,7 @@ __global__ __launch_bounds__(Shape::kThreads, 1) void vote_first(  // tensors as
                 const int i = i0 + row0 + 8 * r + g;
                 if (t == 0 && i < Nq) LSE3(b, h, i) = lse[r];
             }
-            first += static_cast<unsigned>(blocks);
+            first = last;
         }
         if (wg == 0) take_turn();                       // the last one, which has no work
         if (speaks) ptx::cp_async_bulk_wait_read<0>();  // shared memory ends with the block

@@ -35,11 +35,7 @@ int row_tiles(const Problem& p) {
 
 template <class S>
 Splits splits_of(const Problem& p, const Device& device) {
-    constexpr std::size_t reserved = 1024;  // of shared memory, for each block, by CUDA
-    const std::size_t resident =
-        std::max<std::size_t>(1, (device.shared_memory_per_block + reserved) / (sizeof(Shared<__half, S>) + reserved));
-    return choose_splits(p.kv_seq, S::Bc, static_cast<long long>(p.batch) * p.kv_heads * row_tiles<S>(p),
-                         static_cast<long long>(device.sms) * static_cast<long long>(resident));
+    return choose_splits(p.kv_seq, S::Bc, static_cast<long long>(p.batch) * p.kv_heads * row_tiles<S>(p), std::max(device.sms, 1));
 }
 
 std::optional<std::string> refuses(const Problem& p, const Device& device) {

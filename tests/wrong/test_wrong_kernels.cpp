@@ -743,6 +743,7 @@ TEST(WrongKernels, AdditionNotAwaited) {
 }
 TEST(WrongKernels, DsNotAwaited) {
     expect_told_of_06e(ds_not_awaited::stage(),
+                       "race in backward: .* reads shared memory.*, which .* wrote, and no barrier lies between|"
                        "wgmma in backward: .* while the TMA load that thread 384 started to it is still under way");
 }
 TEST(WrongKernels, DsOverwritten) {
