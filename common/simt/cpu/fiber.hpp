@@ -12,6 +12,7 @@
 #include <sys/mman.h>
 
 #if defined(__SANITIZE_ADDRESS__)
+#include <sanitizer/asan_interface.h>
 #include <sanitizer/common_interface_defs.h>
 #endif
 
@@ -20,7 +21,8 @@ namespace simt::cpu {
 /// The stacks of one block's threads in one mapping, each with a guard page at its low end, kept from block to block.
 class StackSlab {
 public:
-    static constexpr std::size_t kStackBytes = 64 * 1024;
+    /// An odd number of pages, for stacks a power of two apart would share a few sets of the caches and of the TLB.
+    static constexpr std::size_t kStackBytes = 17 * 4096;
     static constexpr std::size_t kGuardBytes = 4096;
     /// Guard pages of the whole process. Each splits a mapping in two, and Linux allows 65530 mappings: on a host of many cores
     /// guards for all stacks would leave none for malloc. Stacks past this number go without.
@@ -36,6 +38,9 @@ public:
         release();
         void* memory = mmap(nullptr, stacks * kStackBytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
         if (memory == MAP_FAILED) throw std::bad_alloc();
+#if defined(__SANITIZE_ADDRESS__)
+        ASAN_UNPOISON_MEMORY_REGION(memory, stacks * kStackBytes);  // frames of stacks that were here before
+#endif
         base_ = static_cast<char*>(memory);
         count_ = stacks;
         guards_ = 0;
@@ -47,18 +52,19 @@ public:
 
     char* low(std::size_t i) const { return base_ + i * kStackBytes; }
 
-    /// Boost.Context's allocator interface for stack i.
+    /// Boost.Context's allocator interface for stack i. The stacks of a warp begin at different places of a page, for the same reason.
     struct Allocator {
         char* low;
+        std::size_t bytes;
         boost::context::stack_context allocate() const {
             boost::context::stack_context context;
-            context.size = kStackBytes;
-            context.sp = low + kStackBytes;
+            context.size = bytes;
+            context.sp = low + bytes;
             return context;
         }
         void deallocate(boost::context::stack_context&) const {}
     };
-    Allocator allocator(std::size_t i) const { return {low(i)}; }
+    Allocator allocator(std::size_t i) const { return {low(i), kStackBytes - i % 32 * 128}; }
 
 private:
     void release() {
