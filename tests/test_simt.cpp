@@ -458,7 +458,46 @@ TEST(Collectives, PartialLastWarp) {
     simt::launch(sum_partial, {.block = {40}}, out.data());  // the second warp has 8 lanes
     for (float x : out) EXPECT_EQ(x, 8.0f);
     const std::string text = message_of<Error>([&] { simt::launch(sum_partial, {.block = {36}}, out.data()); });
-    expect_says(text, {"__shfl_xor_sync()", "which is not in the mask", "of block (0,0,0)"});
+    expect_says(text, {"warp_sum()", "which is not in the mask", "of block (0,0,0)"});
+}
+
+template <int kWidth>
+__global__ void reductions_beside_shuffles(const float* in, std::uint32_t* out) {
+    const float x = in[threadIdx.x];
+    float sum = x, maximum = x;
+    for (int step = kWidth / 2; step > 0; step /= 2) {
+        sum += __shfl_xor_sync(kFullMask, sum, step);
+        maximum = fmaxf(maximum, __shfl_xor_sync(kFullMask, maximum, step));
+    }
+    const float values[] = {simt::warp_sum<kWidth>(x), sum, simt::warp_max<kWidth>(x), maximum};
+    for (int i = 0; i < 4; ++i) out[4 * threadIdx.x + static_cast<unsigned>(i)] = std::bit_cast<std::uint32_t>(values[i]);
+}
+
+// Bit for bit, also of infinities, NaN and zeros of both signs.
+TEST(Collectives, ReductionsAreThoseOfTheShuffles) {
+    std::array<float, 64> in;
+    for (std::size_t i = 0; i < 64; ++i) in[i] = std::sin(1.7f * static_cast<float>(i * i)) * std::exp2(static_cast<float>(i % 21));
+    for (const std::size_t i : {3u, 8u, 9u}) in[i] = -INFINITY;
+    in[17] = NAN;
+    in[20] = 0.0f;
+    in[22] = -0.0f;
+    for (const auto kernel : {reductions_beside_shuffles<2>, reductions_beside_shuffles<4>, reductions_beside_shuffles<32>})
+        for (Schedule schedule : kSchedules) {
+            const Execution exec = with(schedule);
+            std::array<std::uint32_t, 256> out{};
+            simt::launch(kernel, {.block = {64}, .exec = &exec}, in.data(), out.data());
+            for (std::size_t i = 0; i < 256; i += 2) EXPECT_EQ(out[i], out[i + 1]) << "lane " << i / 4;
+        }
+}
+
+__global__ void sums_of_two_widths() { (void)(threadIdx.x == 31 ? simt::warp_sum<4>(1.0f) : simt::warp_sum<32>(1.0f)); }
+
+TEST(CollectiveErrors, ReductionsOfTwoWidths) {
+    for (Schedule schedule : kSchedules) {
+        const Execution exec = with(schedule);
+        expect_says(message_of<Error>([&] { simt::launch(sums_of_two_widths, {.block = {32}, .exec = &exec}); }),
+                    {"warp_sum(): lanes of one warp come with widths", "of block (0,0,0)"});
+    }
 }
 
 __global__ void source_not_in_mask() {
@@ -693,7 +732,7 @@ TEST(Deadlocks, WarpWaitsInAShuffle) {
             deadlock_of(a_warp_in_a_shuffle, schedule, 64),
             {"28 wait at __shfl_xor_sync(): threads 32-59 (for lanes 28-31 of warp 1)", "36 wait at __syncthreads(): threads 0-31,60-63"});
     expect_says(deadlock_of(returned_before_shuffle, Schedule::round_robin, 32),
-                {"31 wait at __shfl_xor_sync(): threads 0-2,4-31 (for lanes 3 of warp 0)", "1 have returned"});
+                {"31 wait at warp_sum(): threads 0-2,4-31 (for lanes 3 of warp 0)", "1 have returned"});
 }
 
 TEST(Deadlocks, EmulatorIsUsableAfterwards) {

@@ -304,7 +304,7 @@ TEST(WrongKernels, SwizzleIgnoredCostsBankConflicts) {
 
 // Which lanes find a larger maximum depends on the numbers; that all of them must vote does not.
 TEST(WrongKernels, LanesDecideAlone) {
-    expect_told_always(lanes_decide_alone::stage(), half(true), "warp divergence: thread .* is at __shfl_xor_sync\\(\\) while other lanes");
+    expect_told_always(lanes_decide_alone::stage(), half(true), "warp divergence: thread .* is at warp_max\\(\\) while other lanes");
 }
 TEST(WrongKernels, MaximumOfTheFirstBlock) {
     Problem p = half();

@@ -1,6 +1,7 @@
 #include "simt/cpu/block.hpp"
 
 #include "simt/cpu/cluster.hpp"
+#include "simt/cpu/intrinsics.hpp"
 #include "simt/cpu/shared.hpp"
 
 #include <algorithm>
@@ -43,6 +44,35 @@ std::string text(uint3 i) {
 }
 
 constexpr std::size_t kSharedAlignment = 1024;
+
+/// Values of all lanes go through a butterfly with steps of width / 2, width / 4, ... 1, in the order of the shuffles.
+template <class Combine>
+float butterfly(const char* operation, float value, int width, Combine combine) {
+    struct Deposit {
+        float value;
+        int width;
+    } mine{value, width};
+    block().meet(operation, 0xffffffffu, mine, [&](const auto& lanes, unsigned present) {
+        float x[kLanes] = {}, before[kLanes];
+        for (unsigned lane = 0; lane < kLanes; ++lane) {
+            if (!(present >> lane & 1u)) continue;
+            if (lanes[lane]->width != width)
+                throw Error(std::string(operation) + ": lanes of one warp come with widths " + std::to_string(width) + " and " +
+                            std::to_string(lanes[lane]->width) + ", in the warp of " + block().whereabouts());
+            if (const unsigned last = lane | static_cast<unsigned>(width - 1); !(present >> last & 1u))
+                throw Error(std::string(operation) + ": lane " + std::to_string(lane) + " reads lane " + std::to_string(last) +
+                            ", which is not in the mask, in the warp of " + block().whereabouts());
+            x[lane] = lanes[lane]->value;
+        }
+        for (unsigned step = static_cast<unsigned>(width) / 2; step > 0; step /= 2) {
+            std::memcpy(before, x, sizeof before);
+            for (unsigned lane = 0; lane < kLanes; ++lane) x[lane] = combine(before[lane], before[lane ^ step]);
+        }
+        for (unsigned lane = 0; lane < kLanes; ++lane)
+            if (present >> lane & 1u) lanes[lane]->value = x[lane];
+    });
+    return mine.value;
+}
 
 }  // namespace
 
@@ -503,6 +533,14 @@ void Block::end_warp_epoch() {
     };
     lanes([&](Thread& t) { cluster_.release(t, all); });
     lanes([&](Thread& t) { cluster_.acquire(t, all); });
+}
+
+float warp_sum(float value, int width) {
+    return butterfly("warp_sum()", value, width, [](float a, float b) { return a + b; });
+}
+
+float warp_max(float value, int width) {
+    return butterfly("warp_max()", value, width, [](float a, float b) { return a >= b || b != b ? a : b; });  // fmaxf()
 }
 
 std::string Block::whereabouts() const { return "thread " + std::to_string(self_->linear) + " of block " + text(index_); }

@@ -52,6 +52,11 @@ inline unsigned ballot(const char* operation, unsigned mask, int predicate) {
     return mine.out;
 }
 
+/// simt::warp_sum() and simt::warp_max() of the running thread.
+/// @throws Error when lanes meet with different widths, or one would read another that is not there
+float warp_sum(float value, int width);
+float warp_max(float value, int width);
+
 }  // namespace simt::cpu
 
 inline void __syncthreads() { simt::cpu::block().sync_threads("__syncthreads()"); }
