@@ -171,9 +171,20 @@ TEST_F(Safetensors, AcceptsWhatTheFormatAllows) {
     EXPECT_TRUE(file.metadata.empty());
 }
 
+/// The bytes of a file, or a function that makes them: those of large files are made when their test runs, not in each process.
+struct Content {
+    Content(const char* text) : bytes(text) {}
+    Content(std::string text) : bytes(std::move(text)) {}
+    Content(std::string (*function)()) : make(function) {}
+    std::string get() const { return make ? make() : bytes; }
+
+    std::string bytes;
+    std::string (*make)() = nullptr;
+};
+
 struct Damage {
     const char* name;
-    std::string bytes;
+    Content content;
     std::string reason;  // must be part of the message
 
     friend void PrintTo(const Damage& damage, std::ostream* out) { *out << damage.name; }
@@ -182,7 +193,7 @@ struct Damage {
 class SafetensorsDamage : public Safetensors, public testing::WithParamInterface<Damage> {};
 
 TEST_P(SafetensorsDamage, IsRefusedWithFileAndReason) {
-    fs::path path = save(GetParam().bytes);
+    fs::path path = save(GetParam().content.get());
     std::string message = file_error([&] { read_safetensors(path); });
     EXPECT_TRUE(contains(message, "cannot read safetensors file \"" + path.string() + "\"")) << message;
     EXPECT_TRUE(contains(message, GetParam().reason)) << message;
@@ -242,10 +253,11 @@ INSTANTIATE_TEST_SUITE_P(
         Damage{"HeaderIsString", with_header("\"x\""), "must be a JSON object and begin with '{'"},
         Damage{"SpaceBeforeHeader", with_header(" {}"), "must be a JSON object and begin with '{'"},
         Damage{"ByteOrderMark", with_header("\xef\xbb\xbf{}"), "must be a JSON object and begin with '{'"},
-        Damage{"DeepArrays", with_header("{\"a\":" + std::string(10'000'000, '[')), "expected an object"},
-        Damage{"DeepObjects", with_header(repeat("{\"a\":", 1'000'000)), "unknown field \"a\""},
-        Damage{"DeepShape", one(std::string(1'000'000, '['), "[0,8]", 8), must_be_shape + "an array"s},
-        Damage{"DeepMetadata", metadata(repeat("{\"a\":", 1'000'000)), "the value of \"a\" must be a string, found an object"},
+        Damage{"DeepArrays", +[] { return with_header("{\"a\":" + std::string(10'000'000, '[')); }, "expected an object"},
+        Damage{"DeepObjects", +[] { return with_header(repeat("{\"a\":", 1'000'000)); }, "unknown field \"a\""},
+        Damage{"DeepShape", +[] { return one(std::string(1'000'000, '['), "[0,8]", 8); }, must_be_shape + "an array"s},
+        Damage{"DeepMetadata", +[] { return metadata(repeat("{\"a\":", 1'000'000)); },
+               "the value of \"a\" must be a string, found an object"},
         Damage{"TensorIsNumber", with_header("{\"a\":3}"), "tensor \"a\": expected an object with"},
         Damage{"TensorIsNull", with_header("{\"a\":null}"), "found null"},
         Damage{"TensorIsArray", with_header("{\"a\":[]}"), "found an array"},
@@ -261,7 +273,7 @@ INSTANTIATE_TEST_SUITE_P(
         Damage{"DtypeLowerCase", one("[2]", "[0,8]", 8, "\"f32\""), "dtype \"f32\" is not supported"},
         Damage{"DtypeNotString", one("[2]", "[0,8]", 8, "32"), "\"dtype\" must be a string, found the number 32"},
         Damage{"DtypeNull", one("[2]", "[0,8]", 8, "null"), "\"dtype\" must be a string, found null"},
-        Damage{"DtypeLong", one("[2]", "[0,8]", 8, '"' + std::string(1'000'000, 'F') + '"'), "FFF...\" is not supported"},
+        Damage{"DtypeLong", +[] { return one("[2]", "[0,8]", 8, '"' + std::string(1'000'000, 'F') + '"'); }, "FFF...\" is not supported"},
         Damage{"ShapeNotArray", one("2", "[0,8]", 8), must_be_shape + "the number 2"s},
         Damage{"ShapeObject", one("{}", "[0,8]", 8), must_be_shape + "an object"s},
         Damage{"ShapeNegative", one("[-2]", "[0,8]", 8), must_be_shape + "the number -2"s},
@@ -292,7 +304,7 @@ INSTANTIATE_TEST_SUITE_P(
         Damage{"SizeOfScalar", one("[]", "[0,8]", 8), "hold 8 bytes, but shape [] of F32 takes 4"},
         Damage{"SizeOfEmpty", one("[0]", "[0,8]", 8), "hold 8 bytes, but shape [0] of F32 takes 0"},
         Damage{"SizeOfOtherDtype", one("[2]", "[0,8]", 8, "\"BF16\""), "shape [2] of BF16 takes 4"},
-        Damage{"LongShape", one("[" + repeat("1,", 100'000) + "1]", "[0,8]", 8), "1, 1... of F32 takes 4"},
+        Damage{"LongShape", +[] { return one("[" + repeat("1,", 100'000) + "1]", "[0,8]", 8); }, "1, 1... of F32 takes 4"},
         Damage{"DataCut", one("[2]", "[0,8]", 7), "end beyond the 7 bytes of data"},
         Damage{"TrailingBytes", one("[2]", "[0,8]", 9), "1 trailing bytes after the last tensor"},
         Damage{"DataWithoutTensor", with_header("{}", 5), "5 trailing bytes"},
@@ -319,7 +331,8 @@ INSTANTIATE_TEST_SUITE_P(
         Damage{"MetadataNumber", metadata("{\"k\":1}"), "the value of \"k\" must be a string, found the number 1"},
         Damage{"MetadataNested", metadata("{\"k\":{}}"), "the value of \"k\" must be a string, found an object"},
         Damage{"MetadataList", metadata("{\"k\":[]}"), "the value of \"k\" must be a string, found an array"},
-        Damage{"LongNameWithControlCharacters", with_header("{\"" + repeat("\\n\\u0000\\u00e4", 100'000) + "\":1}"), "\\x0a\\x00\u00e4"}),
+        Damage{"LongNameWithControlCharacters", +[] { return with_header("{\"" + repeat("\\n\\u0000\\u00e4", 100'000) + "\":1}"); },
+               "\\x0a\\x00\u00e4"}),
     [](const auto& info) { return std::string(info.param.name); });
 
 TEST_F(Safetensors, PathsThatCannotBeRead) {
