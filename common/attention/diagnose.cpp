@@ -512,11 +512,8 @@ private:
         for (int j = 0; j < row.visible; ++j) {
             if (weights[j] == 0) continue;
             const float *k = row.k + j * row.kv_stride, *v = row.v + j * row.kv_stride;
-            double terms = 0;
-            for (int c = 0; c < row.d; ++c) {
-                squares[c] += weights[j] * weights[j] * v[c] * v[c];
-                terms += static_cast<double>(row.q[c]) * row.q[c] * k[c] * k[c];
-            }
+            const double terms = sum_of(row.d, [&](int c) { return static_cast<double>(row.q[c]) * row.q[c] * k[c] * k[c]; });
+            for (int c = 0; c < row.d; ++c) squares[c] += weights[j] * weights[j] * v[c] * v[c];
             sum += std::abs(weights[j]);
             scores += std::abs(weights[j]) * std::sqrt(terms);
         }

@@ -22,23 +22,26 @@ void exact_row(const Row& row, std::vector<double>& p, const RowResult& out) {
         p[j] = score<double>(row, p[j]);
         m = std::max(m, p[j]);
     }
-    double l = 0;
+    double l = 0, o[256] = {}, o_scale[256] = {};  // check() admits no larger d
     for (int j = 0; j < row.visible; ++j) {
         p[j] = std::exp(p[j] - m);
         l += p[j];
     }
     for (int j = 0; j < row.visible; ++j) {
         const float *k = row.k + j * row.kv_stride, *v = row.v + j * row.kv_stride;
-        double s_squares = 0;
+        const double weight = p[j] / l, s_squares = sum_of(row.d, [&](int c) {
+                                            const double term = row.scale * row.q[c] * k[c];
+                                            return term * term;
+                                        });
         for (int c = 0; c < row.d; ++c) {
-            const double s_term = row.scale * row.q[c] * k[c], o_term = p[j] / l * v[c];
-            s_squares += s_term * s_term;
-            out.o[c] += o_term;
-            out.o_scale[c] += o_term * o_term;
+            const double term = weight * v[c];
+            o[c] += term;
+            o_scale[c] += term * term;
         }
-        out.lse_scale += p[j] / l * std::sqrt(s_squares);
+        out.lse_scale += weight * std::sqrt(s_squares);
     }
-    for (int c = 0; c < row.d; ++c) out.o_scale[c] = std::sqrt(out.o_scale[c]);
+    std::copy_n(o, row.d, out.o);
+    for (int c = 0; c < row.d; ++c) out.o_scale[c] = std::sqrt(o_scale[c]);
     out.lse = m + std::log(l);
 }
 

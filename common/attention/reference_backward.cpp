@@ -93,8 +93,7 @@ double noise_of_logits(const Row& row, const double* p) {
     double noise = 0;
     for (int j = 0; j < row.visible; ++j) {
         const float* k = row.k + j * row.kv_stride;
-        double squares = 0;
-        for (int c = 0; c < row.d; ++c) squares += std::pow(row.scale * row.q[c] * k[c], 2);
+        const double squares = sum_of(row.d, [&](int c) { return std::pow(row.scale * row.q[c] * k[c], 2); });
         noise += p[j] * std::sqrt(squares);
     }
     return noise;

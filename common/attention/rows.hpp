@@ -89,14 +89,29 @@ Accumulator<T> rounded(Accumulator<T> x) {
     return static_cast<Accumulator<T>>(static_cast<T>(x));
 }
 
+/// f(0) + ... + f(n - 1) in eight partial sums, which do not wait for each other.
+template <class F>
+double sum_of(int n, F f) {
+    double part[8] = {};
+    int c = 0;
+    for (; c + 8 <= n; c += 8)
+        for (int u = 0; u < 8; ++u) part[u] += f(c + u);
+    for (int u = 0; c < n; ++c, ++u) part[u] += f(c);
+    return ((part[0] + part[1]) + (part[2] + part[3])) + ((part[4] + part[5]) + (part[6] + part[7]));
+}
+
 /// s[j] = q . k_j for the visible keys, unscaled. @param s doubles that hold numbers of Accumulator<T>
 template <class T>
 void dot_products(const Row& row, double* s) {
     for (int j = 0; j < row.visible; ++j) {
         const float* k = row.k + j * row.kv_stride;
-        Accumulator<T> sum = 0;
-        for (int c = 0; c < row.depth; ++c) sum += static_cast<Accumulator<T>>(row.q[c]) * k[c];
-        s[j] = sum;
+        if constexpr (std::is_same_v<T, double>) {
+            s[j] = sum_of(row.depth, [&](int c) { return static_cast<double>(row.q[c]) * k[c]; });
+        } else {
+            float sum = 0;
+            for (int c = 0; c < row.depth; ++c) sum += row.q[c] * k[c];
+            s[j] = sum;
+        }
     }
 }
 
