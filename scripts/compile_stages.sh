@@ -60,7 +60,7 @@ mkdir -p -- "$output"
 # Whether every kernel is seen, so that a line of the list which matches none is stale.
 whole=$((${#stages[@]} == 0))
 if [[ $architectures != 80,90 ]]; then whole=0; fi
-flags=(-std=c++20 -O3 -DNDEBUG -DSIMT_GPU -Icommon -Isteps -Xcompiler=-Wall -Xcompiler=-Wextra -Xcompiler=-Wno-unknown-pragmas
+flags=(-std=c++20 -O1 -DNDEBUG -DSIMT_GPU -Icommon -Isteps -Xcompiler=-Wall -Xcompiler=-Wextra -Xcompiler=-Wno-unknown-pragmas
     -Wno-deprecated-gpu-targets -Xptxas=-v -Werror=all-warnings)
 # Thrust's headers lie in a folder of their own from CUDA 13 on; nvcc knows it.
 # The architectures of a source as nvcc's options, one a line.
