@@ -374,6 +374,16 @@ inline bool Block::ordered(std::uint32_t time, std::uint16_t who, std::uint16_t 
 }
 
 void Block::note_shared_read(Shadow& cell, const char* name, int r, int c) {
+    // Since the last barrier this thread or lanes of its warp have read it and nobody has written: one more changes nothing.
+    const unsigned warp = self_->warp;
+    if (cell.read_time == cluster_.now() && cell.write_time <= synced_ &&
+        (cell.reader == self_->linear || (cell.reader == (Shadow::kLanesOfWarp | warp) && !cluster_.tracking())) &&
+        cell.read_warp_epoch == static_cast<std::uint16_t>(warps_[warp].epoch))
+        return;
+    note_new_shared_read(cell, name, r, c);
+}
+
+[[gnu::noinline]] void Block::note_new_shared_read(Shadow& cell, const char* name, int r, int c) {
     if (!ordered(cell.write_time, cell.writer, cell.write_warp_epoch)) race("reads", "wrote", cell.writer, name, r, c);
     // Who is ordered after this read is ordered after the reads before it that a barrier orders, so those can be forgotten.
     if (!ordered(cell.read_time, cell.reader, cell.read_warp_epoch)) {

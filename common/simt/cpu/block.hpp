@@ -249,6 +249,7 @@ private:
     };
     void prepare(const LaunchInfo& launch, uint3 index);
     void note_shared_read(Shadow& cell, const char* name, int r, int c);
+    void note_new_shared_read(Shadow& cell, const char* name, int r, int c);
     /// Lets one thread run until it waits. Some thread must be ready.
     void run_one();
     void make_ready(Thread& thread);
