@@ -4,11 +4,12 @@
     docs/check_site.py [--if-chromium] [--screenshots DIR] [PAGE.html ...]
 
 Without pages: the chapters and all other pages made from Markdown, and the indices of the reference. Each is opened as a local file,
-1280 and 390 pixels wide, light and dark. Wrong are: an error on the console, a request that fails, an image that does not load, a
-formula that MathJax does not draw, a link to a file or an anchor that does not exist, a page without anything to read, a page wider than
-the window (a wide table or listing has to scroll by itself), and a button for light and dark that does not turn the one into the other. --screenshots saves each page whole as PNG. Needs Python and Chromium (Debian
-package chromium); with --if-chromium nothing is checked, and that is no error, where there is none. Exit status: 0 all is well,
-1 something is wrong, 2 bad argument or no Chromium.
+light at 1280 pixels and dark at 390, and looked at in both widths. Wrong are: an error on the console, a request that fails, an image
+that does not load, a formula that MathJax does not draw, a link to a file or an anchor that does not exist, a page without anything to
+read, a page wider than the window (a wide table or listing has to scroll by itself), and a button for light and dark that does not turn
+the one into the other. --screenshots saves each page whole as PNG. Needs Python and Chromium (Debian package chromium); with
+--if-chromium nothing is checked, and that is no error, where there is none. Exit status: 0 all is well, 1 something is wrong, 2 bad
+argument or no Chromium.
 """
 
 import argparse
@@ -65,6 +66,9 @@ EXAMINE = r"""
     return wrong;
 })()
 """
+
+# Two frames: what listens to the window's size has run, and the page is laid out anew.
+AWAIT_LAYOUT = "new Promise(done => requestAnimationFrame(() => requestAnimationFrame(done)))"
 
 
 class Chromium:
@@ -157,22 +161,28 @@ def anchors(path):
     return set(re.findall(r'\b(?:id|name)="([^"]*)"', pathlib.Path(path).read_text("utf-8")))
 
 
-def examine(chromium, page, width, scheme, screenshots):
-    """What is wrong with a page at this width, in this colour scheme."""
-    chromium.resize(width, 900)
+def examine(chromium, page, scheme, widths, screenshots):
+    """What is wrong with a page in this colour scheme. It is opened at the first of the widths, and then made as wide as the others."""
     chromium("Emulation.setEmulatedMedia", features=[{"name": "prefers-color-scheme", "value": scheme}])
-    chromium.open(page.as_uri())
-    wrong = chromium.evaluate(EXAMINE)
-    for link in chromium.evaluate("[...document.links].map(link => link.href)"):
-        url = urllib.parse.urlsplit(link)
-        path = urllib.parse.unquote(url.path)
-        if url.scheme == "file" and (not os.path.exists(path) or url.fragment and urllib.parse.unquote(url.fragment) not in anchors(path)):
-            wrong.append("link to nothing: " + link)
-    if screenshots:
-        height = chromium.evaluate("document.getElementById('doc-content').scrollHeight + 200")
-        chromium.resize(width, min(height, TALLEST_SCREENSHOT))
-        chromium.screenshot(screenshots / f"{page.stem}-{width}-{scheme}.png")
-    return wrong + list(chromium.troubles())
+    for n, width in enumerate(widths):
+        chromium.resize(width, 900)
+        if n == 0:
+            chromium.open(page.as_uri())
+        else:
+            chromium.events.clear()
+            chromium.evaluate(AWAIT_LAYOUT)
+        wrong = chromium.evaluate(EXAMINE)
+        for link in chromium.evaluate("[...document.links].map(link => link.href)") if n == 0 else []:
+            url = urllib.parse.urlsplit(link)
+            path = urllib.parse.unquote(url.path)
+            if url.scheme == "file" and (not os.path.exists(path) or url.fragment and urllib.parse.unquote(url.fragment) not in anchors(path)):
+                wrong.append("link to nothing: " + link)
+        if screenshots:
+            height = chromium.evaluate("document.getElementById('doc-content').scrollHeight + 200")
+            chromium.resize(width, min(height, TALLEST_SCREENSHOT))
+            chromium.screenshot(screenshots / f"{page.stem}-{width}-{scheme}.png")
+        for problem in wrong + list(chromium.troubles()):
+            yield f"{page.name}, {width} pixels, {scheme}: {problem}"
 
 
 def main():
@@ -204,11 +214,10 @@ def main():
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as profile:
         chromium = Chromium(program, profile)
         for page in pages:
-            for width in WIDTHS:
-                for scheme in ("light", "dark"):
-                    for problem in examine(chromium, page, width, scheme, arguments.screenshots):
-                        print(f"{page.name}, {width} pixels, {scheme}: {problem}")
-                        failed = 1
+            for scheme, widths in (("light", WIDTHS), ("dark", WIDTHS[::-1])):
+                for problem in examine(chromium, page, scheme, widths, arguments.screenshots):
+                    print(problem)
+                    failed = 1
         chromium("Browser.close")
         chromium.process.wait()
     print(f"{len(pages)} pages, {' and '.join(map(str, WIDTHS))} pixels wide, light and dark: {'see above' if failed else 'all well'}")
