@@ -273,7 +273,7 @@ __global__ __launch_bounds__(Shape::kThreads, 1) void fp8(  // tensors as their 
             const auto finish_pv = [&](unsigned at) {
                 ptx::wgmma_wait<0>();
                 ptx::keep_in_place(o);
-                ptx::mbarrier_arrive_if(speaks, smem.v_empty[slot_of(at)]);
+                if (speaks) ptx::mbarrier_arrive(smem.v_empty[slot_of(at)]);
             };
 
             // S and P of the n-th block of keys, and O of the one before.
@@ -295,7 +295,7 @@ __global__ __launch_bounds__(Shape::kThreads, 1) void fp8(  // tensors as their 
                 const float c = fmaxf(q_scale * k_scale, 0x1p-126f);  // not 0, for -infinity times c
                 ptx::wgmma_wait<kFirst ? 0 : 1>();                    // S is there, O not yet
                 ptx::keep_in_place(s);
-                ptx::mbarrier_arrive_if(speaks, smem.k_empty[slot]);
+                if (speaks) ptx::mbarrier_arrive(smem.k_empty[slot]);
 
                 if constexpr (kMasked) {
                     const int j0 = (end - 1 - n) * Bc;
@@ -347,14 +347,14 @@ __global__ __launch_bounds__(Shape::kThreads, 1) void fp8(  // tensors as their 
 #pragma unroll
                 for (int r = 0; r < 2; ++r) {
                     const float reference = (kMasked && m[r] == -INFINITY ? 0.0f : m[r]) - (v_log + kShift);
-                    float sum[2];
+                    float sum[2] = {};
 #pragma unroll
                     for (int x = 0; x < kN; ++x)
 #pragma unroll
                         for (int e = 0; e < 2; ++e) {
                             float& element = s[4 * x + 2 * r + e];
                             element = ptx::ex2_approx_ftz(c * element - reference);
-                            sum[e] = x == 0 ? element : sum[e] + element;
+                            sum[e] += element;
                         }
                     l[r] += v_inverse * (sum[0] + sum[1]);
                 }
