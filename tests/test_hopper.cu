@@ -85,6 +85,7 @@ struct Channel {
 };
 
 /// Warp 0 writes `rounds` rows into a ring of two slots, warp 1 adds them up.
+template <bool kElects>
 __global__ void pass_rows(int rounds, TensorView<std::uint32_t, 1> out) {
     auto& smem = simt::shared<Channel>();
     const int lane = threadIdx.x % 32;
@@ -108,7 +109,10 @@ __global__ void pass_rows(int rounds, TensorView<std::uint32_t, 1> out) {
             ptx::mbarrier_wait(smem.full[s], parity);
             sum = 3 * sum + simt::load_shared_4(&smem.slot[s][31 - lane]);
             __syncwarp();  // all lanes have read
-            if (ptx::elect_one()) ptx::mbarrier_arrive(smem.empty[s]);
+            if (!kElects)
+                ptx::mbarrier_arrive_if(lane == 5, smem.empty[s]);
+            else if (ptx::elect_one())
+                ptx::mbarrier_arrive(smem.empty[s]);
         }
     }
     if (threadIdx.x >= 32) out(lane) = sum;
@@ -116,9 +120,10 @@ __global__ void pass_rows(int rounds, TensorView<std::uint32_t, 1> out) {
 
 TEST_F(HopperBarriers, MbarriersMakeARing) {
     for (const simt::Execution& exec : executions())
-        for (const int rounds : {1, 2, 3, 4, 5, 17}) {
+        for (const int rounds : {1, 2, 3, 4, 5, 16, 17}) {
             const DeviceData<std::uint32_t> out(32);
-            simt::launch(pass_rows, {.name = "pass_rows", .block = {64}, .smem = sizeof(Channel), .exec = &exec}, rounds,
+            simt::launch(rounds % 2 ? pass_rows<true> : pass_rows<false>,
+                         {.name = "pass_rows", .block = {64}, .smem = sizeof(Channel), .exec = &exec}, rounds,
                          packed_view<std::uint32_t, 1>("out", out.data(), {32}));
             const std::vector<std::uint32_t> seen = out.get();
             for (std::uint32_t lane = 0; lane < 32; ++lane) {

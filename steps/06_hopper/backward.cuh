@@ -285,7 +285,8 @@ __global__ __launch_bounds__(Shape::kThreads, 1) void backward(  // tensors as t
             ptx::mbarrier_wait(smem.empty[turn % kSlots], parity_of(turn, kSlots));
             if (!Shape::kLoader && speaks && turn + kSlots < turns) load_next(turn + kSlots);
             const auto sum = dQ_acc(b, at.h, at.n);  // (Br D)
-                                                     // dQ^T = K^T dS^T, 64 columns of dQ at a time: over the keys of all warpgroups.
+
+            // dQ^T = K^T dS^T, 64 columns of dQ at a time: over the keys of all warpgroups.
 #pragma unroll
             for (int panel = 0; panel < D / 64; ++panel) {
                 float dq[Br / 2];
