@@ -8,6 +8,8 @@ Before each block of C++ a comment names the file that it is from, relative to t
 
 The lines of the block must stand in that file as they are, one after the other, but for the marks of exercises. A line "// ..." in the
 block stands for any number of lines. With --fix a part that has drifted becomes what is now between its first and its last line.
+
+A line of a paragraph must not begin with a number and a full stop, as in "than 60. So ...": Doxygen takes it for an item of a list.
 """
 
 import argparse
@@ -20,6 +22,8 @@ import sys
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 BLOCK = re.compile(r"(?:^<!-- code: (?P<source>[^\n]+) -->\n)?^```cpp\n(?P<code>.*?)^```$", re.M | re.S)
 LEFT_OUT = re.compile(r"^[ \t]*// \.\.\.\n", re.M)
+FENCED = re.compile(r"^```.*?^```$", re.M | re.S)
+ITEM_IN_PARAGRAPH = re.compile(r"(?<=\n)(?!\d+\. |[\s|>#<])[^\n]+\n(?P<line>\d+\. [^\n]*)")
 MARK = re.compile(r"^[ \t]*// exercise \d\d\.\d+ (begin|end)$")
 
 
@@ -82,6 +86,10 @@ def check(markdown, fix=False):
                 messages.append("\n".join([f"{where}: not as in {source}: {hint}", *differences]))
         pieces += [text[end : block.start("code")], code]
         end = block.end("code")
+    prose = FENCED.sub(lambda fenced: "\n" * fenced[0].count("\n"), text)
+    for item in ITEM_IN_PARAGRAPH.finditer("\n" + prose):
+        where = f"{markdown}:{prose.count(chr(10), 0, item.start('line') - 1) + 1}"
+        messages.append(f"{where}: '{item['line'][:40]}' would be an item of a list: break the line elsewhere")
     mended = "".join(pieces) + text[end:]
     if fix and mended != text:
         markdown.write_text(mended, "utf-8")

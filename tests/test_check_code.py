@@ -46,6 +46,16 @@ class Blocks(unittest.TestCase):
         self.assertEqual(self.check("    float m = -INFINITY, l = 0.0f;\n    // ...\n        l += p;\n    }\n")[0], "")
         self.assertIn("not as in kernel.cuh", self.check("    float m = -INFINITY, l = 0.0f;\n        l += p;\n    }\n")[0])
 
+    def test_a_number_at_the_beginning_of_a_line_of_a_paragraph_is_told(self):
+        def told(text):
+            self.markdown.write_text(text)
+            return check_code.check(self.markdown)[1]
+
+        self.assertEqual(told("A list:\n\n1. one\n2. two,\n   and more\n3. three\n\n```\na\n4. b\n```\n"), [])
+        found = told("# Title\n\nThe cache has\n60. So it is read.\n")
+        self.assertEqual(len(found), 1)
+        self.assertIn("README.md:4: '60. So it is read.' would be an item of a list", found[0])
+
     def test_parts_stand_in_the_order_of_the_source(self):
         self.assertIn("not as in", self.check("        l += p;\n    // ...\n        m = fmaxf(m, s);\n")[0])
 
