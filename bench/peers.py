@@ -724,6 +724,7 @@ def main(words):
     global torch
     options = parse_options(words)
     if options.list:
+        signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # whoever reads it may have seen enough
         for case, backends in options.plan:
             for backend in backends:
                 print(f"peer/{backend}/{case.name()}")
