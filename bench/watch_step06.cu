@@ -1,7 +1,8 @@
 // Watches stage 06's fastest forward kernel from inside: how busy its blocks kept the tensor cores, and, for one block, who did what
 // when.
-#include "06_hopper/vote_first_launch.hpp"
+#include "watch.hpp"
 
+#include "06_hopper/vote_first_launch.hpp"
 #include "stage/command_line.hpp"
 #include "stage/data.hpp"
 #include "stage/device.hpp"
@@ -18,19 +19,12 @@ namespace workbook {
 namespace {
 
 constexpr int kActors = 5, kCapacity = 512;  // warpgroups at most; blocks of keys
-constexpr double kFlopsPerClock = 4096;      // of an SM: dense f16 and bf16 products, float32 sums
 
 struct Options {
     ProblemOptions problem;
     std::optional<int> block;
     std::string marks;
 };
-
-std::vector<long long> download(const DeviceBuffer& buffer) {
-    std::vector<long long> all(buffer.size() / sizeof(long long));
-    buffer.download(all.data(), buffer.size());
-    return all;
-}
 
 int run(int argc, char** argv) {
     CLI::App app(
@@ -57,11 +51,7 @@ int run(int argc, char** argv) {
     DeviceBuffer o(problem.q_elements() * size_of(problem.dtype)), lse(problem.rows() * sizeof(float));
     Workspace workspace;
     Forward args = forward_args(in, o, lse, device, {}, workspace);
-    const std::size_t blocks = static_cast<std::size_t>(device.sms);
-    DeviceBuffer cycles(blocks * sizeof(long long)), marks(sizeof(long long) * kActors * step06::watched::kEvents * kCapacity);
-    const std::vector<long long> zeros(marks.size() / sizeof(long long) + blocks);
-    cycles.upload(zeros.data(), cycles.size());
-    marks.upload(zeros.data(), marks.size());
+    const DeviceBuffer cycles = zeros(static_cast<std::size_t>(device.sms)), marks = zeros(kActors * step06::watched::kEvents * kCapacity);
     const auto watched = [&]<bool kMarks>() {
         const simt::Watch<kMarks> watch{static_cast<long long*>(cycles.data()), static_cast<long long*>(marks.data()),
                                         step06::watched::kEvents, kCapacity, static_cast<unsigned>(options.block.value_or(1) - 1)};
@@ -70,12 +60,11 @@ int run(int argc, char** argv) {
     options.marks.empty() ? watched.template operator()<false>() : watched.template operator()<true>();
     synchronize(args.exec.stream);
 
-    std::vector<long long> all = download(cycles);
-    std::erase(all, 0);
+    const std::vector<long long> all = block_times(cycles);
     const double mean = static_cast<double>(std::accumulate(all.begin(), all.end(), 0LL)) / static_cast<double>(all.size());
-    const double ideal = forward_flops(problem) / kFlopsPerClock / device.sms;
     std::cout << describe(problem) << ": " << all.size() << " blocks, mean " << static_cast<long long>(mean) << " clocks, longest "
-              << *std::max_element(all.begin(), all.end()) << ", utilisation " << 100 * ideal / mean << " %\n";
+              << *std::max_element(all.begin(), all.end()) << ", utilisation " << utilisation(forward_flops(problem), mean, device)
+              << " %\n";
     if (!options.marks.empty()) {
         const std::vector<long long> flat = download(marks);
         nlohmann::json file = {{"problem", describe(problem)}, {"gpu", device.name}, {"actors", nlohmann::json::array()}};
@@ -96,11 +85,4 @@ int run(int argc, char** argv) {
 }  // namespace
 }  // namespace workbook
 
-int main(int argc, char** argv) {
-    try {
-        return workbook::run(argc, argv);
-    } catch (const std::exception& error) {
-        std::cerr << "watch_step06: " << error.what() << "\n";
-        return 2;
-    }
-}
+int main(int argc, char** argv) { return workbook::watch_main("watch_step06", workbook::run, argc, argv); }

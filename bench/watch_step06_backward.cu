@@ -1,7 +1,8 @@
 // Watches stage 06's backward kernels from inside: how busy their blocks kept the tensor cores.
+#include "watch.hpp"
+
 #include "06_hopper/exchange_launch.hpp"
 #include "06_hopper/stage.hpp"
-
 #include "stage/command_line.hpp"
 #include "stage/data.hpp"
 #include "stage/device.hpp"
@@ -16,13 +17,10 @@
 namespace workbook {
 namespace {
 
-constexpr double kFlopsPerClock = 4096;  // of an SM: dense f16 and bf16 products, float32 sums
-constexpr int kRounds = 3;               // the last is kept
-
 const BackwardVariant& variant(const std::string& id) {
     for (const BackwardVariant& v : step06::stage().backward)
         if (v.id == id) return v;
-    throw InvalidArgument("variant = " + id + ": 06e, 06e-det and 06f are accepted");
+    reject("--variant", id, "06e, 06e-det and 06f are accepted");
 }
 
 int run(int argc, char** argv) {
@@ -56,11 +54,9 @@ int run(int argc, char** argv) {
     Backward args = backward_args(forward, d_o, dq, dk, dv);
 
     // More than any grid has: a block for 64 keys of a head, and those that fill up the last heads side by side and the last cluster.
-    std::vector<long long> clocks(static_cast<std::size_t>((problem.kv_seq + 63) / 64 + 1) * (problem.batch * problem.kv_heads + 4));
-    DeviceBuffer cycles(clocks.size() * sizeof(long long));
-    cycles.upload(clocks.data(), cycles.size());
+    const DeviceBuffer cycles = zeros(static_cast<std::size_t>((problem.kv_seq + 63) / 64 + 1) * (problem.batch * problem.kv_heads + 4));
     const simt::Watch<false> watch{static_cast<long long*>(cycles.data()), nullptr, 0, 0, 0};
-    for (int n = 0; n < kRounds; ++n)
+    for (int n = 0; n < 3; ++n)  // the last is kept
         step06::with_16_bit_type(problem.dtype, [&]<class T>() {
             if (id == "06f") return step06::launch_exchange<T>(id, args, watch);
             step06::with_backward_shape(problem.head_dim, [&]<class S>() {
@@ -69,24 +65,15 @@ int run(int argc, char** argv) {
         });
     synchronize(args.exec.stream);
 
-    cycles.download(clocks.data(), cycles.size());
-    std::erase(clocks, 0);
-    const double each = static_cast<double>(std::accumulate(clocks.begin(), clocks.end(), 0LL)) / device.sms;
-    const double ideal = backward_flops(problem) / kFlopsPerClock / device.sms;
-    std::cout << id << ", " << describe(problem) << ": " << clocks.size() << " blocks, " << static_cast<long long>(each)
-              << " clocks an SM, the longest block " << *std::max_element(clocks.begin(), clocks.end()) << ", utilisation "
-              << 100 * ideal / each << " %\n";
+    const std::vector<long long> all = block_times(cycles);
+    const double each = static_cast<double>(std::accumulate(all.begin(), all.end(), 0LL)) / device.sms;
+    std::cout << id << ", " << describe(problem) << ": " << all.size() << " blocks, " << static_cast<long long>(each)
+              << " clocks an SM, the longest block " << *std::max_element(all.begin(), all.end()) << ", utilisation "
+              << utilisation(backward_flops(problem), each, device) << " %\n";
     return 0;
 }
 
 }  // namespace
 }  // namespace workbook
 
-int main(int argc, char** argv) {
-    try {
-        return workbook::run(argc, argv);
-    } catch (const std::exception& error) {
-        std::cerr << "watch_step06_backward: " << error.what() << "\n";
-        return 2;
-    }
-}
+int main(int argc, char** argv) { return workbook::watch_main("watch_step06_backward", workbook::run, argc, argv); }

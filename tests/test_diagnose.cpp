@@ -123,11 +123,12 @@ struct Case {
         plain = plain_low_precision_forward(problem, in.q, in.k, in.v, rows);
     }
     std::vector<Finding> findings(const Result& got) const { return find_mistakes(problem, in.q, in.k, in.v, want, plain, got); }
-    std::vector<std::string> names(const Result& got) const {
+    static std::vector<std::string> names(const std::vector<Finding>& findings) {
         std::vector<std::string> list;
-        for (const Finding& finding : findings(got)) list.push_back(finding.name);
+        for (const Finding& finding : findings) list.push_back(finding.name);
         return list;
     }
+    std::vector<std::string> names(const Result& got) const { return names(findings(got)); }
     std::string text(const Result& got) const { return diagnose(problem, in.q, in.k, in.v, want, plain, got); }
 };
 
@@ -156,13 +157,10 @@ std::vector<Case> both_masks_and_types() {
 void expect(const std::vector<Case>& cases, const std::string& name, const Kernel& kernel, const std::string& part = {}) {
     for (const Case& c : cases) {
         SCOPED_TRACE(describe(c.problem));
-        Names names;
+        const std::vector<Finding> findings = c.findings(kernel(c.problem, c.in));
         std::string text;
-        for (const Finding& finding : c.findings(kernel(c.problem, c.in))) {
-            names.push_back(finding.name);
-            text += finding.sentence + "\n";
-        }
-        EXPECT_EQ(names, Names{name}) << text;
+        for (const Finding& finding : findings) text += finding.sentence + "\n";
+        EXPECT_EQ(Case::names(findings), Names{name}) << text;
         EXPECT_NE(text.find(part), std::string::npos) << text;
     }
 }

@@ -29,10 +29,11 @@ void exact_row(const Row& row, std::vector<double>& p, const RowResult& out) {
     }
     for (int j = 0; j < row.visible; ++j) {
         const float *k = row.k + j * row.kv_stride, *v = row.v + j * row.kv_stride;
-        const double weight = p[j] / l, s_squares = sum_of(row.d, [&](int c) {
-                                            const double term = row.scale * row.q[c] * k[c];
-                                            return term * term;
-                                        });
+        const double weight = p[j] / l;
+        const double s_squares = sum_of(row.d, [&](int c) {
+            const double term = row.scale * row.q[c] * k[c];
+            return term * term;
+        });
         for (int c = 0; c < row.d; ++c) {
             const double term = weight * v[c];
             o[c] += term;
