@@ -2,6 +2,7 @@
 #include "watch.hpp"
 
 #include "06_hopper/exchange_launch.hpp"
+#include "06_hopper/reduce_scatter_launch.hpp"
 #include "06_hopper/stage.hpp"
 #include "stage/command_line.hpp"
 #include "stage/data.hpp"
@@ -20,7 +21,7 @@ namespace {
 const BackwardVariant& variant(const std::string& id) {
     for (const BackwardVariant& v : step06::stage().backward)
         if (v.id == id) return v;
-    reject("--variant", id, "06e, 06e-det and 06f are accepted");
+    reject("--variant", id, "06e, 06e-det, 06f and 06g are accepted");
 }
 
 int run(int argc, char** argv) {
@@ -33,7 +34,7 @@ int run(int argc, char** argv) {
     OptionList list(app);
     const Problem defaults{.batch = 4, .heads = 16, .kv_heads = 16, .seq = 4096, .kv_seq = 4096, .head_dim = 128, .dtype = DType::bf16};
     list.problem(problem_options, defaults, "bf16");
-    list.value("--variant", "ID", "06e, 06e-det or 06f (06e)", [&](const std::string& word) { id = variant(word).id; });
+    list.value("--variant", "ID", "06e, 06e-det, 06f or 06g (06e)", [&](const std::string& word) { id = variant(word).id; });
     try {
         app.parse(argc, argv);
     } catch (const CLI::ParseError& error) {
@@ -59,6 +60,7 @@ int run(int argc, char** argv) {
     for (int n = 0; n < 3; ++n)  // the last is kept
         step06::with_16_bit_type(problem.dtype, [&]<class T>() {
             if (id == "06f") return step06::launch_exchange<T>(id, args, watch);
+            if (id == "06g") return step06::launch_reduce_scatter<T>(id, args, watch);
             step06::with_backward_shape(problem.head_dim, [&]<class S>() {
                 id == "06e" ? step06::launch_backward<T, S, false>(id, args, watch) : step06::launch_backward<T, S, true>(id, args, watch);
             });

@@ -68,6 +68,7 @@ function(workbook_one_shape variable number source)
     cut("std::vector<BackwardVariant> all_backward_variants() {
     std::vector<BackwardVariant> variants = backward_variants(forward_pingpong);
     variants.push_back(exchange_variant(forward_pingpong));
+    variants.push_back(reduce_scatter_variant(forward_pingpong));
     return variants;
 }
 " "")

@@ -287,6 +287,42 @@ TEST(Cost, ExchangeCountsEveryVisit) {
     EXPECT_THROW(exchange_movement(causal, {2, 4}), InvalidArgument);
 }
 
+TEST(Cost, ReduceScatterCountsEveryVisit) {
+    for (Problem p : problems)
+        for (const int cluster : {2, 4}) {
+            p.causal = false;
+            const Tiles tiles{4, (p.kv_seq + cluster - 1) / cluster};
+            SCOPED_TRACE(describe(p) + " cluster=" + std::to_string(cluster));
+            const long long es = size_of(p.dtype), d = p.head_dim;
+            Counter count;
+            count.read("K", p.kv_elements() * es * 3 / 2);  // by its own block, half of it by the other one of the pair
+            count.read("V", p.kv_elements() * es);
+            count.read("O", p.q_elements() * es);
+            count.read("dO", p.q_elements() * es);
+            count.read("LSE", p.rows() * 4);
+            for (long long head = 0; head < static_cast<long long>(p.batch) * p.heads; ++head)
+                for (int i0 = 0; i0 < p.seq; i0 += tiles.Br) {
+                    const int rows = std::min(tiles.Br, p.seq - i0);
+                    count.write("LSE_D", 2 * tiles.Br * 4);
+                    for (int block = 0; block < cluster; ++block) {
+                        count.read("Q", rows * d * es);
+                        count.read("dO", rows * d * es);
+                        count.read("LSE_D", 2 * tiles.Br * 4);
+                    }
+                }
+            count.write("dQ", p.q_elements() * es);
+            count.write("dK", p.kv_elements() * es);
+            count.write("dV", p.kv_elements() * es);
+            const Movement movement = reduce_scatter_movement(p, tiles, cluster);
+            expect_equal(count, movement.requested);
+            EXPECT_EQ(names(movement.dram), names(movement.requested));
+            EXPECT_THROW(reduce_scatter_movement(p, {4, p.kv_seq / cluster - 1}, cluster), InvalidArgument);
+        }
+    Problem causal = problems[0];
+    causal.causal = true;
+    EXPECT_THROW(reduce_scatter_movement(causal, {2, causal.kv_seq}, 2), InvalidArgument);
+}
+
 TEST(Cost, Flash1MovesWhatAlgorithm1Moves) {
     for (const Problem& p : problems) {
         const long long es = size_of(p.dtype);

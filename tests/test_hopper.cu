@@ -7,6 +7,7 @@
 #include "ptx/fence.hpp"
 #include "ptx/ldmatrix.hpp"
 #include "ptx/mbarrier.hpp"
+#include "ptx/movmatrix.hpp"
 #include "ptx/setmaxnreg.hpp"
 #include "ptx/stmatrix.hpp"
 #include "ptx/wgmma.hpp"
@@ -221,6 +222,22 @@ void expect_shared_registers() {
 TEST_F(HopperWarps, RegistersMoveBetweenWarpgroups) {
     expect_shared_registers<0>();
     expect_shared_registers<2>();
+}
+
+// ---------------------------------------------------------------- movmatrix
+
+__global__ void turn_matrix(TensorView<std::uint32_t, 1> out) {
+    const int i = threadIdx.x / 4, j = threadIdx.x % 4 * 2;  // elements (i, j) and (i, j + 1) are 8 i + j and the next
+    out(threadIdx.x) = ptx::movmatrix(static_cast<std::uint32_t>(8 * i + j) | static_cast<std::uint32_t>(8 * i + j + 1) << 16);
+}
+
+TEST_F(HopperWarps, MovmatrixTransposes) {
+    DeviceData<std::uint32_t> out(32);
+    simt::launch(turn_matrix, {.block = {32}}, packed_view<std::uint32_t, 1>("out", out.data(), {32}));
+    const std::vector<std::uint32_t> got = out.get();
+    for (std::uint32_t i = 0; i < 8; ++i)
+        for (std::uint32_t j = 0; j < 8; j += 2)
+            EXPECT_EQ(got[4 * i + j / 2], (8 * j + i) | (8 * (j + 1) + i) << 16) << "row " << i << ", column " << j;
 }
 
 // ---------------------------------------------------------------- stmatrix

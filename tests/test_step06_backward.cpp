@@ -190,17 +190,20 @@ TEST(Step06Backward, OrderedSumsHaveTheSameBits) {
     }
 }
 
-// dK and dV are sums in a fixed order, and in 06e-det dQ is, too: the same bits whatever the other blocks do.
+// dK and dV are sums in a fixed order, and in 06e-det and 06g dQ is, too: the same bits whatever the other blocks do.
 TEST(Step06Backward, ManyLaunchesGiveTheSameBits) {
     SKIP_WITHOUT_HOPPER();
-    for (const std::string id : {"06e", "06e-det", "06f"})
+    for (const std::string id : {"06e", "06e-det", "06f", "06g"})
         for (const bool causal : {false, true}) {
-            if (causal && id == "06f") continue;
+            const bool cluster = id == "06f" || id == "06g";
+            if (causal && cluster) continue;
             const Problem p{.heads = 4,
                             .kv_heads = 2,
                             .seq = emulating ? 150 : 500,
-                            .kv_seq = emulating ? 260 : 700,
-                            .head_dim = id == "06f" ? 128 : 64,
+                            .kv_seq = emulating     ? 260
+                                      : id == "06g" ? 512
+                                                    : 700,
+                            .head_dim = cluster ? 128 : 64,
                             .dtype = DType::bf16,
                             .causal = causal};
             const Inputs inputs = random_inputs(p, Options{});
@@ -218,34 +221,42 @@ TEST(Step06Backward, ManyLaunchesGiveTheSameBits) {
                 return fetch_gradients(p, dq, dk, dv);
             };
             const GradientResult first = bits(1);
-            for (int round = 0; round < (emulating ? 1 : id == "06f" ? 100 : 50); ++round) {
+            for (int round = 0; round < (emulating ? 1 : cluster ? 100 : 50); ++round) {
                 const GradientResult now = bits(emulating ? 1 : 100);
                 ASSERT_EQ(now.dk, first.dk) << id << ", round " << round;
                 ASSERT_EQ(now.dv, first.dv) << id << ", round " << round;
-                if (id == "06e-det") {
-                    ASSERT_EQ(now.dq, first.dq) << "round " << round;
+                if (id == "06e-det" || id == "06g") {
+                    ASSERT_EQ(now.dq, first.dq) << id << ", round " << round;
                 }
             }
         }
 }
 
-// ---- 06f: 128 columns, no mask ----
+// ---- 06f and 06g: 128 columns, no mask ----
 
 class Step06f : public testing::TestWithParam<Combination> {};
+class Step06g : public testing::TestWithParam<Combination> {};
+
+void check_lengths(const std::string& id, const Combination& combination, const std::vector<std::pair<int, int>>& lengths) {
+    const auto [dtype, d, schedule] = combination;
+    for (const auto& [seq, kv_seq] : lengths) {
+        BackwardTestCase test({.heads = 2, .kv_heads = seq % 2 ? 1 : 2, .seq = seq, .kv_seq = kv_seq, .head_dim = d, .dtype = dtype});
+        test.options.schedule = schedule;
+        expect_right(id, test);
+    }
+}
 
 /// Keys of one block, of both and of a third; queries of less and more than a block; heads that share keys; any number of turns.
 TEST_P(Step06f, AgreesOverLengths) {
     SKIP_WITHOUT_HOPPER();
-    const auto [dtype, d, schedule] = GetParam();
-    const std::vector<std::pair<int, int>> lengths =
-        emulating ? std::vector<std::pair<int, int>>{{1, 300}, {250, 65}, {81, 256}}
-                  : std::vector<std::pair<int, int>>{{1, 1},     {80, 128},  {81, 129},  {64, 2},   {159, 257},
-                                                     {400, 385}, {1000, 64}, {33, 1000}, {640, 512}};
-    for (const auto& [seq, kv_seq] : lengths) {
-        BackwardTestCase test({.heads = 2, .kv_heads = seq % 2 ? 1 : 2, .seq = seq, .kv_seq = kv_seq, .head_dim = d, .dtype = dtype});
-        test.options.schedule = schedule;
-        expect_right("06f", test);
-    }
+    if (emulating) return check_lengths("06f", GetParam(), {{1, 300}, {250, 65}, {81, 256}});
+    check_lengths("06f", GetParam(), {{1, 1}, {80, 128}, {81, 129}, {64, 2}, {159, 257}, {400, 385}, {1000, 64}, {33, 1000}, {640, 512}});
+}
+/// Keys of one pair of blocks and of two, with and without empty ones; the queries of a turn, less and more.
+TEST_P(Step06g, AgreesOverLengths) {
+    SKIP_WITHOUT_HOPPER();
+    if (emulating) return check_lengths("06g", GetParam(), {{1, 300}, {150, 65}, {65, 256}});
+    check_lengths("06g", GetParam(), {{1, 1}, {64, 128}, {65, 129}, {33, 256}, {159, 257}, {400, 385}, {1000, 64}, {31, 511}, {640, 512}});
 }
 std::vector<Combination> exchange_combinations() {
     if (!emulating) return combinations({128}, kTypes);
@@ -254,6 +265,7 @@ std::vector<Combination> exchange_combinations() {
             {DType::bf16, 128, simt::Schedule::highest_first}};
 }
 INSTANTIATE_TEST_SUITE_P(Combinations, Step06f, testing::ValuesIn(exchange_combinations()), combination_name);
+INSTANTIATE_TEST_SUITE_P(Combinations, Step06g, testing::ValuesIn(exchange_combinations()), combination_name);
 
 TEST(Step06Backward, ExchangeTakesManyTurns) {
     SKIP_WITHOUT_HOPPER();
@@ -267,41 +279,62 @@ TEST(Step06Backward, ExchangeTakesManyTurns) {
     for (int n = 0; n < (emulating ? 1 : 5); ++n) expect_right("06f", test);
 }
 
-TEST(Step06Backward, ExchangeAgreesWith06e) {
+// A cluster goes from head to head: every ring goes round, and keys are loaded while the head before is still summed up.
+TEST(Step06Backward, ReduceScatterGoesFromHeadToHead) {
+    SKIP_WITHOUT_HOPPER();
+    for (const int kv_seq : {140, 270, 512}) {
+        if (emulating && kv_seq == 512) continue;
+        BackwardTestCase test({.batch = emulating ? 1 : 40,
+                               .heads = emulating ? 70 : 16,
+                               .kv_heads = emulating ? 70 : 8,
+                               .seq = emulating ? 70 : 300,
+                               .kv_seq = kv_seq,
+                               .head_dim = 128,
+                               .dtype = DType::bf16});
+        for (int n = 0; n < (emulating ? 1 : 5); ++n) expect_right("06g", test);
+    }
+}
+
+TEST(Step06Backward, ClustersAgreeWith06e) {
     SKIP_WITHOUT_HOPPER();
     BackwardTestCase test({.heads = 2, .kv_heads = 1, .seq = 150, .kv_seq = 170, .head_dim = 128, .dtype = DType::f16});
-    expect_agreement(expect_right("06e", test), expect_right("06f", test));
+    const BackwardRun previous = expect_right("06e", test);
+    for (const std::string id : {"06f", "06g"}) expect_agreement(previous, expect_right(id, test));
 }
 
 // K of what lies past the end is zero: 2^-LSE of such a key would overflow.
-TEST(Step06Backward, ExchangeOfFewKeysWithALargeScale) {
+TEST(Step06Backward, ClustersTakeFewKeysWithALargeScale) {
     SKIP_WITHOUT_HOPPER();
     for (const int kv_seq : {2, 130}) {
         BackwardTestCase test({.seq = 100, .kv_seq = kv_seq, .head_dim = 128, .dtype = DType::f16, .softmax_scale = 16.0f});
-        expect_right("06f", test);
+        for (const std::string id : {"06f", "06g"}) expect_right(id, test);
     }
 }
 
 void expect_words(const std::string& text, const std::string& words) { EXPECT_NE(text.find(words), std::string::npos) << text; }
 
-TEST(Step06Backward, ExchangeRefuses) {
+TEST(Step06Backward, ClustersRefuse) {
     Device hopper = Device::current();
     hopper.compute_capability = 90;
-    const auto why = [&](const Problem& p, const Device& device) { return variant("06f").refuses(p, device).value_or(""); };
-    Problem p{.seq = 16, .kv_seq = 16, .head_dim = 128, .dtype = DType::f16};
-    EXPECT_EQ(why(p, hopper), "");
-    Device device = hopper;
-    device.shared_memory_per_block = 200 * 1024;
-    expect_words(why(p, device), "204800 bytes of shared memory: the tiles take ");
-    device = hopper;
-    device.compute_capability = 100;
-    expect_words(why(p, device), "wgmma is an instruction of 9.0 alone");
-    p.causal = true;
-    expect_words(why(p, hopper), "causal = true: ");
-    p = {.seq = 16, .kv_seq = 16, .head_dim = 64, .dtype = DType::f16};
-    expect_words(why(p, hopper), "head_dim = 64: 128 is accepted; variant 06e takes 64 and 256");
-    p = {.seq = 16, .kv_seq = 16, .head_dim = 128};
-    expect_words(why(p, hopper), "dtype = f32: tensor cores multiply f16 and bf16");
+    for (const std::string id : {"06f", "06g"}) {
+        const auto why = [&](const Problem& p, const Device& device) { return variant(id).refuses(p, device).value_or(""); };
+        Problem p{.seq = 16, .kv_seq = 512, .head_dim = 128, .dtype = DType::f16};
+        EXPECT_EQ(why(p, hopper), "");
+        Device device = hopper;
+        device.shared_memory_per_block = 200 * 1024;
+        expect_words(why(p, device), "204800 bytes of shared memory: the tiles take ");
+        device = hopper;
+        device.compute_capability = 100;
+        expect_words(why(p, device), "wgmma is an instruction of 9.0 alone");
+        p.causal = true;
+        expect_words(why(p, hopper), "causal = true: ");
+        p = {.seq = 16, .kv_seq = 16, .head_dim = 64, .dtype = DType::f16};
+        expect_words(why(p, hopper), "head_dim = 64: 128 is accepted; variant 06e takes 64 and 256");
+        p = {.seq = 16, .kv_seq = 16, .head_dim = 128};
+        expect_words(why(p, hopper), "dtype = f32: tensor cores multiply f16 and bf16");
+    }
+    const Problem p{.seq = 16, .kv_seq = 513, .head_dim = 128, .dtype = DType::f16};
+    expect_words(variant("06g").refuses(p, hopper).value_or(""), "kv_seq = 513: 1 to 512 are accepted");
 }
 
 // ---- traffic ----
@@ -355,7 +388,7 @@ TEST(Step06Backward, RefusesMemoryThatTmaCannotTake) {
     SKIP_WITHOUT_HOPPER();
     const Problem p{.seq = 16, .kv_seq = 16, .head_dim = 128, .dtype = DType::f16};
     const char* const names[] = {"Q", "K", "V", "O", "dO", "dQ", "dK", "dV"};
-    for (const std::string id : {"06e", "06e-det", "06f"})
+    for (const std::string id : {"06e", "06e-det", "06f", "06g"})
         for (int which = 0; which < 8; ++which)
             for (const bool misplaced : {false, true}) {
                 std::vector<DeviceBuffer> buffers;

@@ -421,6 +421,21 @@ Movement exchange_movement(const Problem& problem, const Tiles& tiles) {
     return movement;
 }
 
+Movement reduce_scatter_movement(const Problem& problem, const Tiles& tiles, int cluster) {
+    if (problem.kv_seq > cluster * tiles.Bc)
+        throw InvalidArgument("kv_seq = " + std::to_string(problem.kv_seq) + ": a cluster has up to " + std::to_string(cluster * tiles.Bc));
+    Movement movement = exchange_movement(problem, {tiles.Br, (problem.kv_seq + 1) / 2});  // of one pair
+    long long visited = 0;                                                                 // bytes of Q
+    for (Traffic* traffic : {&movement.requested, &movement.dram})
+        std::erase_if(traffic->tensors, [](const TensorTraffic& t) { return t.tensor == "dQ_acc"; });
+    for (TensorTraffic& t : movement.requested.tensors) {
+        if (t.tensor == "Q") visited = t.read;
+        if (t.tensor == "Q" || t.tensor == "LSE_D") t.read *= cluster / 2;
+        if (t.tensor == "dO") t.read += visited * (cluster / 2 - 1);
+    }
+    return movement;
+}
+
 Traffic compulsory_traffic(const Problem& problem) {
     check(problem);
     const Sizes n(problem);

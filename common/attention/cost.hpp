@@ -151,6 +151,11 @@ Movement bulk_backward_movement(const Problem& problem, const Tiles& tiles, bool
 /// @throws InvalidArgument also when Br < 1 or Bc < 1, and for a causal problem
 Movement exchange_movement(const Problem& problem, const Tiles& tiles);
 
+/// 06g: as exchange_movement(), but for `cluster` blocks of Bc keys that have all keys between them, some of which may be empty. dQ is
+/// complete when it leaves them: there is no dQ_acc.
+/// @throws InvalidArgument also when Br < 1, Bc < 1 or the keys are more, and for a causal problem
+Movement reduce_scatter_movement(const Problem& problem, const Tiles& tiles, int cluster);
+
 /// The fewest bytes any exact attention moves: Q, K, V read once, O and LSE written once.
 Traffic compulsory_traffic(const Problem& problem);
 

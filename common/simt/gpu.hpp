@@ -23,17 +23,26 @@ inline bool has_early_launches() {
 }
 
 #if defined(__CUDACC__)
-template <class... Params>
-void launch(void (*kernel)(Params...), const LaunchConfig& config, Params... args) {
+template <class Kernel>
+void allow_shared_memory(Kernel kernel, const LaunchConfig& config) {
     if (config.smem > 48 * 1024)
         check_cuda(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(config.smem)), config,
                    "cudaFuncSetAttribute");
+}
+
+inline cudaLaunchAttribute cluster_attribute(const LaunchConfig& config) {
+    cudaLaunchAttribute attribute{};
+    attribute.id = cudaLaunchAttributeClusterDimension;
+    attribute.val.clusterDim = {config.cluster.x, config.cluster.y, config.cluster.z};
+    return attribute;
+}
+
+template <class... Params>
+void launch(void (*kernel)(Params...), const LaunchConfig& config, Params... args) {
+    allow_shared_memory(kernel, config);
     cudaLaunchAttribute attributes[2] = {};
     unsigned count = 0;
-    if (config.cluster.x * config.cluster.y * config.cluster.z > 1) {
-        attributes[count].id = cudaLaunchAttributeClusterDimension;
-        attributes[count++].val.clusterDim = {config.cluster.x, config.cluster.y, config.cluster.z};
-    }
+    if (config.cluster.x * config.cluster.y * config.cluster.z > 1) attributes[count++] = cluster_attribute(config);
     if (config.early && has_early_launches()) {
         attributes[count].id = cudaLaunchAttributeProgrammaticStreamSerialization;
         attributes[count++].val.programmaticStreamSerializationAllowed = 1;
@@ -46,6 +55,21 @@ void launch(void (*kernel)(Params...), const LaunchConfig& config, Params... arg
     launch.attrs = attributes;
     launch.numAttrs = count;
     check_cuda(cudaLaunchKernelEx(&launch, kernel, args...), config, "cudaLaunchKernelEx");
+}
+
+template <class... Params>
+int resident_clusters(void (*kernel)(Params...), const LaunchConfig& config, int /*sms*/) {
+    allow_shared_memory(kernel, config);
+    cudaLaunchAttribute attribute = cluster_attribute(config);
+    cudaLaunchConfig_t launch{};
+    launch.gridDim = config.cluster;
+    launch.blockDim = config.block;
+    launch.dynamicSmemBytes = config.smem;
+    launch.attrs = &attribute;
+    launch.numAttrs = 1;
+    int clusters = 0;
+    check_cuda(cudaOccupancyMaxActiveClusters(&clusters, kernel, &launch), config, "cudaOccupancyMaxActiveClusters");
+    return clusters;
 }
 #endif
 

@@ -30,4 +30,14 @@ void launch(void (*kernel)(Params...), const LaunchConfig& config, Args&&... arg
     detail::launch(kernel, config, static_cast<Params>(std::forward<Args>(args))...);
 }
 
+/// How many clusters of such a launch a device runs at the same time; config.grid plays no part. Less than what fits its SMs, where
+/// their groups are no multiples of a cluster. In emulation what fits.
+/// @param sms of the device
+template <class... Params>
+int resident_clusters(void (*kernel)(Params...), const LaunchConfig& config, int sms) {
+    const int clusters = detail::resident_clusters(kernel, config, sms);
+    if (clusters < 1) throw Error("launch of " + std::string(config.name) + ": the device has no room for a cluster");
+    return clusters;
+}
+
 }  // namespace simt

@@ -44,6 +44,16 @@ SIMT_DEVICE void store_global_8(Address to, const V& value) {
 #endif
 }
 
+/// Writes 4 bytes to global memory: two elements of 16 bits. `to` is &view(...); it and the row's remainder hold 4 aligned bytes.
+template <class Address>
+SIMT_DEVICE void store_global_4(Address to, std::uint32_t value) {
+#if SIMT_EMULATED
+    std::memcpy(static_cast<void*>(to.write(Address::per_bytes(4))), &value, 4);
+#else
+    *reinterpret_cast<std::uint32_t*>(to) = value;
+#endif
+}
+
 /// Reads 16 aligned bytes of shared memory, as uint4 or float4.
 template <class V = uint4>
 [[gnu::always_inline]] SIMT_DEVICE V load_shared_16(const void* from) {

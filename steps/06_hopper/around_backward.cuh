@@ -1,4 +1,5 @@
-// What surrounds the backward kernel: LSE, D and zeros for the sums of dQ before it, the conversion of dQ after it.
+// What surrounds the backward kernel: LSE, D and zeros for the sums of dQ before it, the conversion of dQ after it. 06g needs the first two
+// alone.
 #pragma once
 
 #include "attention/row_sum.hpp"
@@ -19,19 +20,21 @@ inline constexpr int kRowsOfBlock = kRowThreads / (D / 8);
 /// For each block of Br queries LSE in units of log 2, then D. Within 16 rows they lie as a lane of a warpgroup reads them, four at
 /// once: 0 1 8 9, 2 3 10 11, ... Rows from Nq on, up to a whole block, get LSE = +infinity and D = 0, so that their P is 0; and so do
 /// rows that see nothing.
-template <class T, class Shape, bool kOrdered>
+/// @tparam kSums dQ is summed in dQ_acc
+template <class T, class Shape, bool kOrdered, bool kSums>
 __global__ __launch_bounds__(kRowThreads) void prepare(TensorView<const T, 4> O,                // (B, Hq, Nq, D)
                                                        TensorView<const T, 4> dO,               // (B, Hq, Nq, D)
                                                        TensorView<const float, 3> LSE,          // (B, Hq, Nq)
                                                        TensorView<float, 4> LSE_D,              // (B, Hq, ceil(Nq / Br), 2 Br)
-                                                       TensorView<float, 4> dQ_acc,             // (B, Hq, ceil(Nq / Br), Br D)
+                                                       TensorView<float, 4> dQ_acc,             // kSums: (B, Hq, ceil(Nq / Br), Br D)
                                                        TensorView<std::uint32_t, 4> dQ_turn) {  // kOrdered: (B, Hq, ceil(Nq / Br), 4)
     constexpr int D = Shape::D, Br = Shape::Br, kLanes = D / 8;
     const int i = blockIdx.x * kRowsOfBlock<D> + threadIdx.x / kLanes, c = threadIdx.x % kLanes * 8, h = blockIdx.y, b = blockIdx.z;
     const float sum = workbook::row_sum<D>(O(b, h), dO(b, h), i, c);
     const int n = i / Br, r = i % Br;
     if (n >= LSE_D.extent(2)) return;
-    for (const int e : {c / 2, c / 2 + D / 2}) simt::store_global_16(&dQ_acc(b, h, n, r * D + e), uint4{});
+    if constexpr (kSums)
+        for (const int e : {c / 2, c / 2 + D / 2}) simt::store_global_16(&dQ_acc(b, h, n, r * D + e), uint4{});
     if (c != 0) return;
     if (kOrdered && r < 4) dQ_turn(b, h, n, r) = 0;
     const float lse = i < O.extent(2) ? static_cast<float>(LSE(b, h, i)) : -INFINITY;

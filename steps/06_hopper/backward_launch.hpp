@@ -23,32 +23,52 @@ std::size_t counters_of(const Problem& p) {
     return static_cast<std::size_t>(p.batch) * p.heads * query_blocks<S>(p) * 4;
 }
 
-/// Launches what is before and after a backward kernel, and calls `kernel` with the map of LSE_D, with dQ_acc and dQ_turn in between.
+/// LSE and D.
+template <class S>
+std::size_t statistics_bytes(const Problem& p) {
+    return static_cast<std::size_t>(p.batch) * p.heads * query_blocks<S>(p) * 2 * S::Br * sizeof(float);
+}
+
+inline simt::LaunchConfig by_rows(const Backward& args, const char* name, int rows, int rows_of_block) {
+    return {.name = name,
+            .grid = dim3((rows + rows_of_block - 1) / rows_of_block, args.problem.heads, args.problem.batch),
+            .block = kRowThreads,
+            .exec = &args.exec};
+}
+
+/// Sums of dQ, and who has added to them.
+template <class S>
+struct Sums {
+    simt::TensorView<float, 4> dQ_acc;           ///< (B, Hq, ceil(Nq / Br), Br D)
+    simt::TensorView<std::uint32_t, 4> dQ_turn;  ///< (B, Hq, ceil(Nq / Br), 4)
+
+    Sums(const Problem& p, float* acc, std::uint32_t* turn)
+        : dQ_acc(simt::packed_view<float, 4>("dQ_acc", acc, {p.batch, p.heads, query_blocks<S>(p), S::Br * S::D})),
+          dQ_turn(simt::packed_view<std::uint32_t, 4>("dQ_turn", turn, {p.batch, p.heads, query_blocks<S>(p), 4})) {}
+};
+
+/// Launches what is before a backward kernel. @return the map of LSE_D
+/// @tparam kSums dQ is summed there, else `sums` is not used
+template <class T, class S, bool kOrdered, bool kSums>
+ptx::TensorMap launch_prepare(Backward& args, const Sums<S>& sums) {
+    const Problem& p = args.problem;
+    const int blocks = query_blocks<S>(p);
+    float* const lse_d = args.workspace.get<float>("LSE_D", statistics_bytes<S>(p) / sizeof(float));
+    launch(prepare<T, S, kOrdered, kSums>, by_rows(args, "prepare", blocks * S::Br, kRowsOfBlock<S::D>), args.O<T>(), args.dO<T>(),
+           args.LSE(), simt::packed_view<float, 4>("LSE_D", lse_d, {p.batch, p.heads, blocks, 2 * S::Br}), sums.dQ_acc, sums.dQ_turn);
+    return ptx::make_tensor_map<const float, 2>("LSE_D", lse_d, {2 * S::Br, static_cast<long long>(p.batch) * p.heads * blocks},
+                                                {2 * S::Br}, {2 * S::Br, 1}, ptx::Swizzle::none);
+}
+
+/// Launches what is before and after a backward kernel, and calls `kernel` with the map of LSE_D and with the sums in between.
 template <class T, class S, bool kOrdered, class F>
 void launch_around(Backward& args, F&& kernel) {
     const Problem& p = args.problem;
-    const int blocks = query_blocks<S>(p);
-    const std::array<int, 4> statistics = {p.batch, p.heads, blocks, 2 * S::Br}, sums = {p.batch, p.heads, blocks, S::Br * S::D};
-    const std::size_t all_rows = static_cast<std::size_t>(p.batch) * p.heads * blocks * S::Br;
-    float* const lse_d = args.workspace.get<float>("LSE_D", 2 * all_rows);
-    float* const dq = args.workspace.get<float>("dQ_acc", all_rows * S::D);
-    const std::array<int, 4> counters = {p.batch, p.heads, blocks, 4};
-    const auto dQ_turn = simt::packed_view<std::uint32_t, 4>(
-        "dQ_turn", args.workspace.get<std::uint32_t>("dQ_turn", kOrdered ? counters_of<S>(p) : 0), counters);
-    const auto by_rows = [&](const char* name, int rows, int rows_of_block) -> simt::LaunchConfig {
-        return {.name = name,
-                .grid = dim3((rows + rows_of_block - 1) / rows_of_block, p.heads, p.batch),
-                .block = kRowThreads,
-                .exec = &args.exec};
-    };
-    launch(prepare<T, S, kOrdered>, by_rows("prepare", blocks * S::Br, kRowsOfBlock<S::D>),  //
-           args.O<T>(), args.dO<T>(), args.LSE(), simt::packed_view<float, 4>("LSE_D", lse_d, statistics),
-           simt::packed_view<float, 4>("dQ_acc", dq, sums), dQ_turn);
-    kernel(ptx::make_tensor_map<const float, 2>("LSE_D", lse_d, {2 * S::Br, static_cast<long long>(p.batch) * p.heads * blocks},
-                                                {2 * S::Br}, {2 * S::Br, 1}, ptx::Swizzle::none),
-           simt::packed_view<float, 4>("dQ_acc", dq, sums), dQ_turn);
-    launch(finish<T, S>, by_rows("finish", p.seq, 2 * kRowsOfBlock<S::D>),  //
-           simt::packed_view<const float, 4>("dQ_acc", dq, sums), args.dQ<T>(), p.scale());
+    float* const acc = args.workspace.get<float>("dQ_acc", static_cast<std::size_t>(p.batch) * p.heads * query_blocks<S>(p) * S::Br * S::D);
+    const Sums<S> sums(p, acc, args.workspace.get<std::uint32_t>("dQ_turn", kOrdered ? counters_of<S>(p) : 0));
+    kernel(launch_prepare<T, S, kOrdered, true>(args, sums), sums);
+    launch(finish<T, S>, by_rows(args, "finish", p.seq, 2 * kRowsOfBlock<S::D>),
+           simt::packed_view<const float, 4>("dQ_acc", acc, {p.batch, p.heads, query_blocks<S>(p), S::Br * S::D}), args.dQ<T>(), p.scale());
 }
 
 /// Calls f with the shape for a head dimension.
@@ -72,7 +92,7 @@ void launch_backward(const std::string& variant, Backward& args, const Watch& wa
     };
     const int heads = p.batch * p.kv_heads;
     const int side = p.causal ? std::min(4, heads) : 1;  // heads side by side, so that the longest blocks come first
-    launch_around<T, S, kOrdered>(args, [&](const ptx::TensorMap& LSE_D, const auto& dQ_acc, const auto& dQ_turn) {
+    launch_around<T, S, kOrdered>(args, [&](const ptx::TensorMap& LSE_D, const Sums<S>& sums) {
         launch(backward<T, S, kOrdered, Watch>,
                {.name = "backward",
                 .grid = dim3(side, (p.kv_seq + S::Bc - 1) / S::Bc, (heads + side - 1) / side),
@@ -81,8 +101,8 @@ void launch_backward(const std::string& variant, Backward& args, const Watch& wa
                 .exec = &args.exec},
                of_queries.template operator()<const T>("Q", args.q), of_keys.template operator()<const T>("K", args.k),
                of_keys.template operator()<const T>("V", args.v), of_queries.template operator()<const T>("dO", args.d_o),
-               of_keys.template operator()<T>("dK", args.dk), of_keys.template operator()<T>("dV", args.dv), LSE_D, dQ_acc, dQ_turn, p.seq,
-               p.kv_seq, p.kv_heads, p.scale(), Mask(p), watch);
+               of_keys.template operator()<T>("dK", args.dk), of_keys.template operator()<T>("dV", args.dv), LSE_D, sums.dQ_acc,
+               sums.dQ_turn, p.seq, p.kv_seq, p.kv_heads, p.scale(), Mask(p), watch);
     });
 }
 
@@ -92,7 +112,8 @@ inline std::size_t saved_for_backward(const Problem& p, const Device&) { return 
 /// dQ_acc; LSE and D; dQ_turn.
 template <class S>
 std::size_t backward_workspace(const Problem& p, bool ordered) {
-    return (static_cast<std::size_t>(p.batch) * p.heads * query_blocks<S>(p) * S::Br * (S::D + 2) + ordered * counters_of<S>(p)) * 4;
+    const std::size_t rows = static_cast<std::size_t>(p.batch) * p.heads * query_blocks<S>(p) * S::Br;
+    return statistics_bytes<S>(p) + (rows * S::D + ordered * counters_of<S>(p)) * 4;
 }
 
 }  // namespace step06

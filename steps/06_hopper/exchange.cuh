@@ -21,10 +21,166 @@ struct ExchangeShape {
 
 template <class T, class Shape>
 struct ExchangeShared : BackwardShared<T, Shape> {
-    Tile<T, 64, 64> peer_k[Shape::kTiles];          // of the other block's keys the columns of dQ that this block makes
-    Tile<T, Shape::Br, 64> peer_ds[Shape::kTiles];  // comes from the other block
-    Mbarrier ds_full, peer_full;
+    Tile<T, 64, 64> peer_k[Shape::kTiles];  // of the other block's keys the columns of dQ that this block makes
+    // Comes from the other block.
+    typename BackwardShared<T, Shape>::ScoreTile peer_ds[Shape::kDsSlots][Shape::kTiles];
+    Mbarrier ds_full[Shape::kDsSlots], peer_full[Shape::kDsSlots];
 };
+
+/// What the warps of a block know of themselves.
+struct Role {
+    int wg, warp, lane;  // warpgroup of the block, warp of the warpgroup, lane of the warp
+    bool speaks;         // for its warpgroup
+    unsigned peer;       // rank of the block that it exchanges dS with
+};
+
+/// A turn uses slot turn % slots of a ring, for the (turn / slots)-th time, counted from 0.
+SIMT_DEVICE unsigned parity_of(int turn, int slots) { return static_cast<unsigned>(turn / slots % 2); }
+
+/// One thread calls, before a barrier of the cluster: the other block will count at these barriers.
+template <class T, class Shape>
+SIMT_DEVICE void init_exchange(ExchangeShared<T, Shape>& smem) {
+    for (int s = 0; s < Shape::kSlots; ++s) {
+        ptx::mbarrier_init(smem.q_full[s], 1, "q_full", s);
+        ptx::mbarrier_init(smem.do_full[s], 1, "do_full", s);
+        ptx::mbarrier_init(smem.empty[s], 4 * Shape::kGroups, "empty", s);  // each warp that multiplies
+    }
+    for (int s = 0; s < Shape::kDsSlots; ++s) {
+        ptx::mbarrier_init(smem.ds_full[s], Shape::kGroups, "ds_full", s);
+        ptx::mbarrier_init(smem.ds_empty[s], 2, "ds_empty", s);  // the warpgroups of dQ of both blocks
+        ptx::mbarrier_init(smem.peer_full[s], 1, "peer_full", s);
+    }
+}
+
+/// Starts dQ^T = K^T dS^T for 64 columns of dQ: over the keys of this block, then over those of the other, whose dS comes.
+/// @param panel the columns
+template <class T, class Shape>
+SIMT_DEVICE void start_dq(float (&dq)[Shape::Br / 2], ExchangeShared<T, Shape>& smem, int panel, int turn, bool speaks) {
+    using Smem = ExchangeShared<T, Shape>;
+    using KvTile = typename Smem::KvTile;
+    using ScoreTile = typename Smem::ScoreTile;
+    using PanelTile = Tile<T, 64, 64>;
+    const int slot = turn % Shape::kDsSlots, of_slot = slot * static_cast<int>(sizeof smem.ds[0]);
+    const unsigned parity = parity_of(turn, Shape::kDsSlots);
+    const ptx::MatrixDescriptor Ks = smem.k[0].over_rows().advance(panel * KvTile::kPanel), peer_Ks = smem.peer_k[0].over_rows();
+    const ptx::MatrixDescriptor dSs = smem.ds[0][0].over_columns().advance(of_slot);
+    const ptx::MatrixDescriptor peer_dSs = smem.peer_ds[0][0].over_columns().advance(of_slot);
+    ptx::mbarrier_wait(smem.ds_full[slot], parity);
+    ptx::wgmma_fence();
+#pragma unroll
+    for (int k = 0; k < Shape::Bc / 16; ++k)
+        ptx::wgmma<T, Shape::Br, Major::mn>(dq, Ks.advance(k / 4 * KvTile::kBytes + KvTile::row_step(k % 4)),
+                                            dSs.advance(k / 4 * ScoreTile::kBytes + ScoreTile::column_step(k % 4)), k > 0);
+    if (speaks) ptx::mbarrier_arrive_expect_tx(smem.peer_full[slot], sizeof smem.peer_ds[0]);
+    ptx::mbarrier_wait(smem.peer_full[slot], parity);
+    ptx::wgmma_fence();
+#pragma unroll
+    for (int k = 0; k < Shape::Bc / 16; ++k)
+        ptx::wgmma<T, Shape::Br, Major::mn>(dq, peer_Ks.advance(k / 4 * PanelTile::kBytes + PanelTile::row_step(k % 4)),
+                                            peer_dSs.advance(k / 4 * ScoreTile::kBytes + ScoreTile::column_step(k % 4)), true);
+    ptx::wgmma_commit();
+}
+
+/// Waits for the products. Both blocks may then write dS of a later turn: theirs, and thereby what they send to each other.
+template <class T, class Shape>
+SIMT_DEVICE void finish_dq(float (&dq)[Shape::Br / 2], ExchangeShared<T, Shape>& smem, int turn, const Role& me) {
+    ptx::wgmma_wait<0>();
+    ptx::keep_in_place(dq);
+    if (me.speaks) {
+        ptx::mbarrier_arrive(smem.ds_empty[turn % Shape::kDsSlots]);
+        ptx::mbarrier_arrive_remote(smem.ds_empty[turn % Shape::kDsSlots], me.peer);
+    }
+}
+
+/// A turn of a warpgroup that multiplies. dk[4c + 2r + e] is key g + 8r of the warp's 16, column 8c + 2t + e; dv likewise.
+/// @param keys that there are from the lane's first one on, g; kMasked: fewer than 64 for some lane
+template <bool kMasked, class T, class Shape>
+SIMT_DEVICE void multiply(float (&dk)[Shape::D / 2], float (&dv)[Shape::D / 2], ExchangeShared<T, Shape>& smem, int turn, const Role& me,
+                          float scale_log2, int keys) {
+    constexpr int D = Shape::D, Br = Shape::Br, kN = Br / 16;  // of queries 16 at a time
+    using Smem = ExchangeShared<T, Shape>;
+    using KvTile = typename Smem::KvTile;
+    using QTile = typename Smem::QTile;
+    const int wg = me.wg, t = me.lane % 4;
+    // V lies behind K, and dO behind Q: at a distance, so that fewer descriptors are held.
+    const ptx::MatrixDescriptor Ks = smem.k[wg].over_columns(), Vs = Ks.advance(sizeof smem.k);
+    const ptx::MatrixDescriptor Qs = smem.q[0].over_columns(), dOs = Qs.advance(sizeof smem.q);
+    const ptx::MatrixDescriptor Q_rows = smem.q[0].over_rows(), dO_rows = Q_rows.advance(sizeof smem.q);
+    const auto sync_warpgroup = [&] { ptx::bar_sync(1 + wg, 128); };
+
+    // S^T = K Q^T and dP^T = V dO^T: 64 keys by Br queries.
+    const auto start_product = [&](float(&x)[Br / 2], const ptx::MatrixDescriptor& keys, const ptx::MatrixDescriptor& queries) {
+        ptx::wgmma_fence();
+#pragma unroll
+        for (int k = 0; k < D / 16; ++k)
+            ptx::wgmma<T, Br>(x, keys.advance(KvTile::column_step(k)), queries.advance(QTile::column_step(k)), k > 0);
+        ptx::wgmma_commit();
+    };
+    // dV += P^T dO and dK += dS^T Q: 64 keys by D columns.
+    const auto start_sum = [&](float(&sum)[D / 2], std::uint32_t(&a)[kN][4], const ptx::MatrixDescriptor& queries) {
+#pragma unroll
+        for (int n = 0; n < kN; ++n) ptx::keep_in_place(a[n]);
+        ptx::wgmma_fence();
+#pragma unroll
+        for (int n = 0; n < kN; ++n) ptx::wgmma<T, D, Major::mn>(sum, a[n], queries.advance(QTile::row_step(n)), true);
+        ptx::wgmma_commit();
+    };
+
+    const int slot = turn % Shape::kSlots, ds_slot = turn % Shape::kDsSlots;
+    const unsigned parity = parity_of(turn, Shape::kSlots);
+    float x[Br / 2];                    // S^T, then dP^T: x[4c + 2r + e] is key g + 8r of the warp's, query 8c + 2t + e
+    std::uint32_t p[kN][4], ds[kN][4];  // A operands: P^T and dS^T
+    float4 of_rows[kN];
+
+    ptx::mbarrier_wait(smem.q_full[slot], parity);
+    start_product(x, Ks, Qs.advance(slot * QTile::kBytes));
+    load_statistics(of_rows, smem.statistics[slot], t);
+    ptx::wgmma_wait<0>();
+    ptx::keep_in_place(x);
+    exponentials<T, kMasked>(p, x, of_rows, scale_log2, [&](int key, int) { return key >= keys; });
+
+    ptx::mbarrier_wait(smem.do_full[slot], parity);
+    start_product(x, Vs, dOs.advance(slot * QTile::kBytes));
+    start_sum(dv, p, dO_rows.advance(slot * QTile::kBytes));
+    load_statistics(of_rows, smem.statistics[slot] + Br, t);
+    ptx::wgmma_wait<1>();  // dP is there, dV not yet
+    ptx::keep_in_place(x);
+    score_gradients<T>(ds, p, x, of_rows);
+
+    // dS to the warpgroup that makes dQ, and to that of the other block.
+    ptx::mbarrier_wait(smem.ds_empty[ds_slot], parity_of(turn, Shape::kDsSlots) ^ 1);
+    share(ds, smem.ds[ds_slot][wg], 0, 16 * me.warp, me.lane);
+    ptx::fence_proxy_async();  // wgmmas of others and TMA shall see what this thread wrote
+    sync_warpgroup();          // and what the others did
+    if (me.speaks) {
+        ptx::mbarrier_arrive(smem.ds_full[ds_slot]);
+        ptx::cp_async_bulk_to_peer(smem.peer_ds[ds_slot][wg].data, smem.ds[ds_slot][wg].data, sizeof smem.ds[0][0], smem.peer_full[ds_slot],
+                                   me.peer);
+    }
+
+    start_sum(dk, ds, Q_rows.advance(slot * QTile::kBytes));
+    ptx::wgmma_wait<0>();
+    ptx::keep_in_place(dv);
+    ptx::keep_in_place(dk);
+    if (me.lane == 0) ptx::mbarrier_arrive(smem.empty[slot]);
+}
+
+/// `factor` times a warpgroup's dK or dV through its part of V's memory, from where TMA takes it.
+/// @param key the first one; keys from Nkv on are left out
+template <class T, class Shape>
+SIMT_DEVICE void store_gradient(const float (&sum)[Shape::D / 2], const TensorMap& map, float factor, ExchangeShared<T, Shape>& smem,
+                                const Role& me, int key, int hkv, int b, int Nkv) {
+    const auto sync_warpgroup = [&] { ptx::bar_sync(1 + me.wg, 128); };
+    sync_warpgroup();  // no warp still multiplies with V, and TMA has read what lay there
+    store_sums<T>(sum, factor, smem.v[me.wg], 16 * me.warp, 0, me.lane);
+    ptx::fence_proxy_async();  // TMA shall see what this thread wrote
+    sync_warpgroup();          // and what the others did
+    if (me.speaks && key < Nkv) {
+        ptx::cp_async_bulk_tensor_store(map, {0, key, 0, hkv, b}, smem.v[me.wg].data);
+        ptx::cp_async_bulk_commit();
+        ptx::cp_async_bulk_wait_read<0>();
+    }
+}
 
 template <class T, class Shape, class Watch>
 __global__ __launch_bounds__(Shape::kThreads, 1) void exchange(  // tensors as their maps see them:
@@ -38,33 +194,18 @@ __global__ __launch_bounds__(Shape::kThreads, 1) void exchange(  // tensors as t
     const __grid_constant__ TensorMap LSE_D_map,                 // (B Hq ceil(Nq / Br), 2 Br)
     TensorView<float, 4> dQ_acc,                                 // (B, Hq, ceil(Nq / Br), Br D)
     int Nkv, int group, float scale, Watch watch) {
-    constexpr int D = Shape::D, Br = Shape::Br, Bc = Shape::Bc, kGroups = Shape::kGroups, kTiles = Shape::kTiles;
-    constexpr int kSlots = Shape::kSlots;
-    constexpr int kN = Br / 16;  // of queries 16 at a time
+    constexpr int D = Shape::D, Br = Shape::Br, Bc = Shape::Bc, kTiles = Shape::kTiles, kSlots = Shape::kSlots;
     using Smem = ExchangeShared<T, Shape>;
-    using KvTile = typename Smem::KvTile;
     using QTile = typename Smem::QTile;
-    using ScoreTile = typename Smem::ScoreTile;
-    using PanelTile = Tile<T, 64, 64>;
     const int j0 = blockIdx.x * Bc, hkv = blockIdx.y, b = blockIdx.z;
-    const int rank = static_cast<int>(ptx::cluster_rank()), peer = rank ^ 1;
+    const int rank = static_cast<int>(ptx::cluster_rank());
 
     // The turns: for each query head that shares the keys, all blocks of queries. Both blocks of the cluster have the same ones.
     const int per_head = dQ_acc.extent(2), turns = group * per_head;
-    // A turn uses slot turn % n of a ring of n, for the (turn / n)-th time, counted from 0.
-    const auto parity_of = [](int turn, int slots) { return static_cast<unsigned>(turn / slots % 2); };
-
     auto& smem = simt::shared<Smem>();
     if (threadIdx.x == 0) {
         watch.begin();
-        for (int s = 0; s < kSlots; ++s) {
-            ptx::mbarrier_init(smem.q_full[s], 1, "q_full", s);
-            ptx::mbarrier_init(smem.do_full[s], 1, "do_full", s);
-            ptx::mbarrier_init(smem.empty[s], 4 * kGroups, "empty", s);  // each warp that multiplies
-        }
-        ptx::mbarrier_init(smem.ds_full, kGroups, "ds_full");
-        ptx::mbarrier_init(smem.ds_empty[0], Shape::kCluster, "ds_empty");  // the warpgroups of dQ of both blocks
-        ptx::mbarrier_init(smem.peer_full, 1, "peer_full");
+        init_exchange(smem);
         ptx::fence_mbarrier_init();
     }
     ptx::cluster_sync();  // the other block will count at these barriers
@@ -72,6 +213,7 @@ __global__ __launch_bounds__(Shape::kThreads, 1) void exchange(  // tensors as t
     const int warp_of_block = __shfl_sync(simt::kFullMask, static_cast<int>(threadIdx.x / 32), 0);
     const int wg = warp_of_block / 4, warp = warp_of_block % 4, lane = threadIdx.x % 32;
     const bool speaks = threadIdx.x % 128 == 0;  // for its warpgroup
+    const Role me{wg, warp, lane, speaks, static_cast<unsigned>(rank ^ 1)};
 
     // What a turn reads; the first brings K and V along, and the other block's K. One thread calls.
     const auto load = [&]<bool kFirst>(int turn, int h, int n) {
@@ -97,38 +239,16 @@ __global__ __launch_bounds__(Shape::kThreads, 1) void exchange(  // tensors as t
 
     if (wg == Shape::kDqGroup) {
         ptx::setmaxnreg_dec<Shape::kDqRegisters>();
-        const ptx::MatrixDescriptor Ks = smem.k[0].over_rows().advance(rank * KvTile::kPanel), dSs = smem.ds[0][0].over_columns();
-        const ptx::MatrixDescriptor peer_Ks = smem.peer_k[0].over_rows(), peer_dSs = smem.peer_ds[0].over_columns();
         if (speaks) {
             load.template operator()<true>(0, hkv * group, 0);
             for (int turn = 1; turn < min(kSlots, turns); ++turn) load.template operator()<false>(turn, hkv * group, turn);
         }
         for (int turn = 0, h = hkv * group, n = 0; turn < turns; ++turn) {
-            // dQ^T = K^T dS^T for 64 columns of dQ: over the keys of this block, then over those of the other.
             float dq[Br / 2];
-            ptx::mbarrier_wait(smem.ds_full, parity_of(turn, 1));
-            ptx::wgmma_fence();
-#pragma unroll
-            for (int k = 0; k < Bc / 16; ++k)
-                ptx::wgmma<T, Br, Major::mn>(dq, Ks.advance(k / 4 * KvTile::kBytes + KvTile::row_step(k % 4)),
-                                             dSs.advance(k / 4 * ScoreTile::kBytes + ScoreTile::column_step(k % 4)), k > 0);
-            if (speaks) ptx::mbarrier_arrive_expect_tx(smem.peer_full, sizeof smem.peer_ds);
-            ptx::mbarrier_wait(smem.peer_full, parity_of(turn, 1));
-            ptx::wgmma_fence();
-#pragma unroll
-            for (int k = 0; k < Bc / 16; ++k)
-                ptx::wgmma<T, Br, Major::mn>(dq, peer_Ks.advance(k / 4 * PanelTile::kBytes + PanelTile::row_step(k % 4)),
-                                             peer_dSs.advance(k / 4 * ScoreTile::kBytes + ScoreTile::column_step(k % 4)), true);
-            ptx::wgmma_commit();
+            start_dq(dq, smem, rank, turn, speaks);
             // The warps that multiply release this turn's slot while these products run.
             if (speaks && turn + kSlots < turns) load.template operator()<false>(turn + kSlots, h, n + kSlots);
-            ptx::wgmma_wait<0>();
-            ptx::keep_in_place(dq);
-            // Both blocks may write dS of the next turn: theirs, and thereby what they send to each other.
-            if (speaks) {
-                ptx::mbarrier_arrive(smem.ds_empty[0]);
-                ptx::mbarrier_arrive_remote(smem.ds_empty[0], peer);
-            }
+            finish_dq(dq, smem, turn, me);
             // In dQ_acc what a warp adds lies side by side, in the order of its registers; finish() puts it in order.
             float* const mine = smem.dq[0][warp];
             stage_dq<1>(dq, mine, lane);
@@ -145,78 +265,19 @@ __global__ __launch_bounds__(Shape::kThreads, 1) void exchange(  // tensors as t
     }
 
     ptx::setmaxnreg_inc<Shape::kMmaRegisters>();
-    const int g = lane / 4, t = lane % 4;           // row and column pair of this lane in a fragment
     const int j1 = j0 + 64 * wg, row0 = 16 * warp;  // first key of the warpgroup, and of these the warp's first
     const float scale_log2 = scale * 1.4426950408889634f;
-    const ptx::MatrixDescriptor Ks = smem.k[wg].over_columns(), Vs = smem.v[wg].over_columns();
-    const ptx::MatrixDescriptor Qs = smem.q[0].over_columns(), dOs = smem.d_o[0].over_columns();
-    const ptx::MatrixDescriptor Q_rows = smem.q[0].over_rows(), dO_rows = smem.d_o[0].over_rows();
-    const auto sync_warpgroup = [&] { ptx::bar_sync(1 + wg, 128); };
-
     // dk[4c + 2r + e] is key g + 8r of the warp's 16, column 8c + 2t + e; dv likewise.
     float dk[D / 2] = {}, dv[D / 2] = {};
     ptx::keep_in_place(dk);
     ptx::keep_in_place(dv);
 
-    // S^T = K Q^T and dP^T = V dO^T: 64 keys by Br queries.
-    const auto start_product = [&](float(&x)[Br / 2], const ptx::MatrixDescriptor& keys, const ptx::MatrixDescriptor& queries) {
-        ptx::wgmma_fence();
-#pragma unroll
-        for (int k = 0; k < D / 16; ++k)
-            ptx::wgmma<T, Br>(x, keys.advance(KvTile::column_step(k)), queries.advance(QTile::column_step(k)), k > 0);
-        ptx::wgmma_commit();
-    };
-    // dV += P^T dO and dK += dS^T Q: 64 keys by D columns.
-    const auto start_sum = [&](float(&sum)[D / 2], std::uint32_t(&a)[kN][4], const ptx::MatrixDescriptor& queries) {
-#pragma unroll
-        for (int n = 0; n < kN; ++n) ptx::keep_in_place(a[n]);
-        ptx::wgmma_fence();
-#pragma unroll
-        for (int n = 0; n < kN; ++n) ptx::wgmma<T, D, Major::mn>(sum, a[n], queries.advance(QTile::row_step(n)), true);
-        ptx::wgmma_commit();
-    };
-
-    const auto step = [&]<bool kMasked>(int turn) {
-        const int slot = turn % kSlots;
-        const unsigned parity = parity_of(turn, kSlots);
-        float x[Br / 2];                    // S^T, then dP^T: x[4c + 2r + e] is key g + 8r of the warp's, query 8c + 2t + e
-        std::uint32_t p[kN][4], ds[kN][4];  // A operands: P^T and dS^T
-        float4 of_rows[kN];
-
-        ptx::mbarrier_wait(smem.q_full[slot], parity);
-        start_product(x, Ks, Qs.advance(slot * QTile::kBytes));
-        load_statistics(of_rows, smem.statistics[slot], t);
-        ptx::wgmma_wait<0>();
-        ptx::keep_in_place(x);
-        exponentials<T, kMasked>(p, x, of_rows, scale_log2, [&](int key, int) { return j1 + row0 + g + key >= Nkv; });
-
-        ptx::mbarrier_wait(smem.do_full[slot], parity);
-        start_product(x, Vs, dOs.advance(slot * QTile::kBytes));
-        start_sum(dv, p, dO_rows.advance(slot * QTile::kBytes));
-        load_statistics(of_rows, smem.statistics[slot] + Br, t);
-        ptx::wgmma_wait<1>();  // dP is there, dV not yet
-        ptx::keep_in_place(x);
-        score_gradients<T>(ds, p, x, of_rows);
-
-        // dS to the warpgroup that makes dQ, and to that of the other block.
-        ptx::mbarrier_wait(smem.ds_empty[0], parity_of(turn, 1) ^ 1);
-        share(ds, smem.ds[0][wg], 0, row0, lane);
-        ptx::fence_proxy_async();  // wgmmas of others and TMA shall see what this thread wrote
-        sync_warpgroup();          // and what the others did
-        if (speaks) {
-            ptx::mbarrier_arrive(smem.ds_full);
-            ptx::cp_async_bulk_to_peer(smem.peer_ds[wg].data, smem.ds[0][wg].data, ScoreTile::kBytes, smem.peer_full, peer);
-        }
-
-        start_sum(dk, ds, Q_rows.advance(slot * QTile::kBytes));
-        ptx::wgmma_wait<0>();
-        ptx::keep_in_place(dv);
-        ptx::keep_in_place(dk);
-        if (lane == 0) ptx::mbarrier_arrive(smem.empty[slot]);
-    };
-
     const auto walk = [&]<bool kMasked>() {
-        for (int turn = 0; turn < turns; ++turn) step.template operator()<kMasked>(turn);
+        for (int turn = 0, left = turns; left > 0; ++turn) {
+            --left;
+            ptx::keep_in_place(left);
+            multiply<kMasked>(dk, dv, smem, turn, me, scale_log2, Nkv - j1 - row0 - lane / 4);
+        }
     };
     if (j1 + 64 > Nkv)
         walk.template operator()<true>();
@@ -224,19 +285,8 @@ __global__ __launch_bounds__(Shape::kThreads, 1) void exchange(  // tensors as t
         walk.template operator()<false>();
 
     // dV and dK through the memory of V, from where TMA takes them.
-    const auto store = [&](const float(&sum)[D / 2], const TensorMap& map, float factor) {
-        sync_warpgroup();  // no warp still multiplies with V, and TMA has read what lay there
-        store_sums<T>(sum, factor, smem.v[wg], row0, 0, lane);
-        ptx::fence_proxy_async();  // TMA shall see what this thread wrote
-        sync_warpgroup();          // and what the others did
-        if (speaks && j1 < Nkv) {
-            ptx::cp_async_bulk_tensor_store(map, {0, j1, 0, hkv, b}, smem.v[wg].data);
-            ptx::cp_async_bulk_commit();
-            ptx::cp_async_bulk_wait_read<0>();
-        }
-    };
-    store(dv, dV_map, 1.0f);
-    store(dk, dK_map, scale);
+    store_gradient(dv, dV_map, 1.0f, smem, me, j1, hkv, b, Nkv);
+    store_gradient(dk, dK_map, scale, smem, me, j1, hkv, b, Nkv);
     if (threadIdx.x == 0) watch.end();
     ptx::cluster_sync();
 }

@@ -18,7 +18,7 @@ void launch_exchange(const std::string& variant, Backward& args, const Watch& wa
         return map_of<E>(variant, name, t, p, p.kv_heads, p.kv_seq, 64, shares);
     };
     constexpr int kKeys = S::kCluster * S::Bc;
-    launch_around<T, S, false>(args, [&](const ptx::TensorMap& LSE_D, const TensorView<float, 4>& dQ_acc, const auto&) {
+    launch_around<T, S, false>(args, [&](const ptx::TensorMap& LSE_D, const Sums<S>& sums) {
         launch(exchange<T, S, Watch>,
                {.name = "exchange",
                 .grid = dim3((p.kv_seq + kKeys - 1) / kKeys * S::kCluster, p.kv_heads, p.batch),
@@ -29,7 +29,7 @@ void launch_exchange(const std::string& variant, Backward& args, const Watch& wa
                of_queries("Q", args.q), of_keys.template operator()<const T>("K", args.k),
                of_keys.template operator()<const T>("K", args.k, S::D / 64), of_keys.template operator()<const T>("V", args.v),
                of_queries("dO", args.d_o), of_keys.template operator()<T>("dK", args.dk), of_keys.template operator()<T>("dV", args.dv),
-               LSE_D, dQ_acc, p.kv_seq, p.heads / p.kv_heads, p.scale(), watch);
+               LSE_D, sums.dQ_acc, p.kv_seq, p.heads / p.kv_heads, p.scale(), watch);
     });
 }
 

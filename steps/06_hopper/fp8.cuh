@@ -380,7 +380,11 @@ __global__ __launch_bounds__(Shape::kThreads, 1) void fp8(  // tensors as their 
             int n = blocks - own_blocks;
             step.template operator()<true, true>(n);
             for (++n; n < blocks - whole; ++n) step.template operator()<false, true>(n);
-            for (; n < blocks; ++n) step.template operator()<false, false>(n);
+            for (int left = blocks - n; left > 0; ++n) {
+                --left;
+                ptx::keep_in_place(left);
+                step.template operator()<false, false>(n);
+            }
             start_pv(first + static_cast<unsigned>(blocks) - 1);
             finish_pv(first + static_cast<unsigned>(blocks) - 1);
         }

@@ -115,5 +115,7 @@ Variant fp8_variant();
 std::vector<BackwardVariant> backward_variants(void (*forward)(Forward&));
 /// 06f, likewise.
 BackwardVariant exchange_variant(void (*forward)(Forward&));
+/// 06g, likewise.
+BackwardVariant reduce_scatter_variant(void (*forward)(Forward&));
 
 }  // namespace step06

@@ -82,6 +82,7 @@ Movement pingpong_moves(const Problem& p, const Device&) {
 std::vector<BackwardVariant> all_backward_variants() {
     std::vector<BackwardVariant> variants = backward_variants(forward_pingpong);
     variants.push_back(exchange_variant(forward_pingpong));
+    variants.push_back(reduce_scatter_variant(forward_pingpong));
     return variants;
 }
 

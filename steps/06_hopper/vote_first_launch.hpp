@@ -9,14 +9,11 @@ namespace step06 {
 
 /// Calls f with 06c's shape for a problem. As many warpgroups as O (64 D), S (64 Bc) and P (half of that) leave registers for.
 /// Clusters pay where a block has few rows for the K and V that it reads, which is d = 256; with a mask the tiles of a cluster end at
-/// different times, and its blocks would wait for each other. d = 64: with many keys a step is worth making longer, since that takes fewer
-/// instructions; with few, four warpgroups begin and end a tile faster than three.
+/// different times, and its blocks would wait for each other.
 template <class F>
 decltype(auto) with_vote_first_shape(const Problem& p, F&& f) {
     switch (p.head_dim) {
-        case 64:
-            if (!p.causal && p.kv_seq >= 8192) return f.template operator()<VoteFirstShape<64, 128, 3, 1>>();
-            return f.template operator()<VoteFirstShape<64, 64, 4, 1>>();
+        case 64: return f.template operator()<VoteFirstShape<64, 64, 4, 1>>();
         case 128: return f.template operator()<VoteFirstShape<128, 80, 3, 1>>();
         default:
             if (p.causal) return f.template operator()<VoteFirstShape<256, 80, 2, 1>>();

@@ -107,7 +107,12 @@
     X(peer_ds_not_awaited)                \
     X(peer_ds_overwritten)                \
     X(peer_not_told)                      \
-    X(ds_sent_too_early)
+    X(ds_sent_too_early)                  \
+    X(sums_not_awaited)                   \
+    X(sums_overwritten)                   \
+    X(sums_sent_too_early)                \
+    X(sums_not_turned_round)              \
+    X(next_keys_loaded_too_early)
 
 #define DECLARE(name)               \
     namespace name {                \
@@ -786,14 +791,36 @@ TEST(WrongKernels, PeerDsNotAwaited) {
     expect_told_of_06f(peer_ds_not_awaited::stage(), "cp.async.bulk in exchange: .* while a wgmma or a store by TMA has yet to read it");
 }
 TEST(WrongKernels, PeerDsOverwritten) {
-    expect_told_of_06f(peer_ds_overwritten::stage(), "barrier ds_empty completes phase 1 and nobody has waited for the phase before it");
+    expect_told_of_06f(peer_ds_overwritten::stage(),
+                       "barrier ds_empty\\[0\\] completes phase 1 and nobody has waited for the phase before it");
 }
 TEST(WrongKernels, PeerNotTold) {
-    expect_told_of_06f(peer_not_told::stage(), "256 wait at barrier ds_empty, waiting for phase 0 \\(1 of 2 arrivals missing\\)");
+    expect_told_of_06f(peer_not_told::stage(), "256 wait at barrier ds_empty\\[0\\], waiting for phase 0 \\(1 of 2 arrivals missing\\)");
 }
 TEST(WrongKernels, DsSentTooEarly) {
     expect_told_of_06f(ds_sent_too_early::stage(),
                        "race in exchange: .* reads shared memory.*, which .* wrote, and no barrier lies between");
 }
+
+// ---- 06g ----
+
+/// Three blocks of queries, and more heads than a device of 132 SMs has clusters of four for.
+void expect_told_of_06g(const Stage& stage, const std::string& pattern) {
+    const Problem p{.batch = 1, .heads = 34, .kv_heads = 34, .seq = 150, .kv_seq = 300, .head_dim = 128, .dtype = DType::f16};
+    expect_told_with_given_forward(stage, "06g", p, pattern);
+}
+
+TEST(WrongKernels, SumsNotAwaited) {
+    expect_told_of_06g(sums_not_awaited::stage(),
+                       "16-byte load in reduce_scatter: .* while the cp.async.bulk that thread .* of another block started");
+}
+TEST(WrongKernels, SumsOverwritten) {
+    expect_told_of_06g(sums_overwritten::stage(), "barrier sums_empty completes phase 1 and nobody has waited for the phase before it");
+}
+TEST(WrongKernels, SumsSentTooEarly) {
+    expect_told_of_06g(sums_sent_too_early::stage(), "cp.async.bulk in reduce_scatter: .* no fence_proxy_async\\(\\) lies between");
+}
+TEST(WrongKernels, SumsNotTurnedRound) { expect_told_of_06g(sums_not_turned_round::stage(), "dQ"); }
+TEST(WrongKernels, NextKeysLoadedTooEarly) { expect_told_of_06g(next_keys_loaded_too_early::stage(), "k_empty|has yet to read it"); }
 
 }  // namespace
