@@ -218,17 +218,16 @@ private:
     /// Fills what is measured. @return why the outputs are wrong, which are not timed then; empty when they are right
     std::string check_and_time(const Variant& variant, const Problem& problem, Direction, Measured& measured) {
         const Shared& shared = shared_for(problem);
-        DeviceBuffer o(problem.q_elements() * size_of(problem.dtype));  // poisoned, and so is the next
-        DeviceBuffer lse(problem.rows() * sizeof(float));
+        const ForwardOutputs outputs(problem);
         Workspace workspace;
-        Forward args = forward_args(shared.inputs, o, lse, device_, {}, workspace);
+        Forward args = forward_args(shared.inputs, outputs, device_, {}, workspace);
 
         const Clock::time_point begin = Clock::now();
         run_forward(variant, args);
         synchronize(args.exec.stream);
         const double seconds = seconds_since(begin);
         const Verdict verdict =
-            judge_run(shared.inputs, shared.want, yardstick(variant, shared.inputs, shared.plain), fetch_result(problem, o, lse));
+            judge_run(shared.inputs, shared.want, yardstick(variant, shared.inputs, shared.plain), fetch_result(problem, outputs));
         if (!verdict.ok) return verdict.why;
         measured.extra_memory = workspace.allocated();
         measured.rel_rms_error = verdict.o.rel_rms;
@@ -239,34 +238,33 @@ private:
     std::string check_and_time(const BackwardVariant& variant, const Problem& problem, Direction direction, Measured& measured) {
         Shared& shared = shared_for(problem);
         const Inputs& in = shared.inputs;
-        const std::size_t element = size_of(problem.dtype), q_bytes = problem.q_elements() * element,
-                          kv_bytes = problem.kv_elements() * element;
-        DeviceBuffer o(q_bytes), lse(problem.rows() * sizeof(float)), dq(q_bytes), dk(kv_bytes), dv(kv_bytes);  // all poisoned
+        const ForwardOutputs outputs(problem);
+        const Gradients gradients(problem);
         Workspace workspace;
-        Forward forward = forward_args(in, o, lse, device_, {}, workspace);
+        Forward forward = forward_args(in, outputs, device_, {}, workspace);
         const Variant* const before = variant.any_forward ? forward_before(problem) : nullptr;
         const Clock::time_point begin_forward = Clock::now();
         before ? run_forward(*before, forward) : run_forward(variant, forward);
         synchronize(forward.exec.stream);
         double seconds = direction == Direction::both ? seconds_since(begin_forward) : 0;
-        const Result result = fetch_result(problem, o, lse);
+        const Result result = fetch_result(problem, outputs);
         const ReferenceRows plain = before ? yardstick(*before, in, shared.plain) : shared.plain;
         if (const Verdict verdict = judge_run(in, shared.want, plain, result); !verdict.ok) return "the forward pass: " + verdict.why;
-        measured.saved = workspace.allocated() + lse.size();
+        measured.saved = workspace.allocated() + outputs.lse.size();
 
         if (!shared.backward) {
             shared.backward.emplace();
             shared.backward->d_o = output_gradient(problem, workbook::Options{}, nullptr);
         }
         BackwardSetup& setup = *shared.backward;
-        Backward backward = backward_args(forward, setup.d_o, dq, dk, dv);
+        Backward backward = backward_args(forward, setup.d_o, gradients);
         const Clock::time_point begin = Clock::now();
         run_backward(variant, backward);
         synchronize(backward.exec.stream);
         seconds += seconds_since(begin);
         setup.kv_rows = sample_kv_rows(problem, checked_rows);
         make_references(setup, in, shared.want.rows, result);
-        const GradientVerdict verdict = judge_run(in, setup.d_o, *setup.want, *setup.plain, fetch_gradients(problem, dq, dk, dv));
+        const GradientVerdict verdict = judge_run(in, setup.d_o, *setup.want, *setup.plain, fetch_gradients(problem, gradients));
         if (!verdict.ok) return verdict.why;
         measured.extra_memory = workspace.allocated();
         measured.rel_rms_error = verdict.rel_rms();

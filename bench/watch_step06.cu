@@ -48,9 +48,9 @@ int run(int argc, char** argv) {
     if (const auto reason = step06::vote_first_variant().refuses(problem, device)) throw Refused("06c vote_first: " + *reason);
 
     const Inputs in = random_inputs(problem, workbook::Options{});
-    DeviceBuffer o(problem.q_elements() * size_of(problem.dtype)), lse(problem.rows() * sizeof(float));
+    const ForwardOutputs outputs(problem);
     Workspace workspace;
-    Forward args = forward_args(in, o, lse, device, {}, workspace);
+    Forward args = forward_args(in, outputs, device, {}, workspace);
     const DeviceBuffer cycles = zeros(static_cast<std::size_t>(device.sms)), marks = zeros(kActors * step06::watched::kEvents * kCapacity);
     const auto watched = [&]<bool kMarks>() {
         const simt::Watch<kMarks> watch{static_cast<long long*>(cycles.data()), static_cast<long long*>(marks.data()),

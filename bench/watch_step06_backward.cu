@@ -47,12 +47,12 @@ int run(int argc, char** argv) {
 
     const Inputs in = random_inputs(problem, workbook::Options{});
     const OutputGradient d_o = output_gradient(problem, workbook::Options{}, nullptr);
-    const std::size_t size = size_of(problem.dtype), kv_bytes = problem.kv_elements() * size;
-    DeviceBuffer o(problem.q_elements() * size), lse(problem.rows() * sizeof(float)), dq(o.size()), dk(kv_bytes), dv(kv_bytes);
+    const ForwardOutputs outputs(problem);
+    const Gradients gradients(problem);
     Workspace workspace;
-    Forward forward = forward_args(in, o, lse, device, {}, workspace);
+    Forward forward = forward_args(in, outputs, device, {}, workspace);
     variant(id).forward(forward);
-    Backward args = backward_args(forward, d_o, dq, dk, dv);
+    Backward args = backward_args(forward, d_o, gradients);
 
     // More than any grid has: a block for 64 keys of a head, and those that fill up the last heads side by side and the last cluster.
     const DeviceBuffer cycles = zeros(static_cast<std::size_t>((problem.kv_seq + 63) / 64 + 1) * (problem.batch * problem.kv_heads + 4));

@@ -218,6 +218,12 @@ TEST(LaunchErrors, SharedMemory) {
     expect_says(refusal({.smem = 100 * 1024, .exec = &small}), {"smem = 102400 bytes", "at most 101376"});
 }
 
+TEST(ResidentClusters, AreAsManyAsFitTheSms) {
+    EXPECT_EQ(simt::resident_clusters(nothing, {.cluster = {4}}, 132), 33);
+    EXPECT_EQ(simt::resident_clusters(nothing, {.cluster = {2, 2, 2}}, 15), 1);
+    EXPECT_THROW(simt::resident_clusters(nothing, {.name = "my_kernel", .cluster = {4}}, 3), simt::Error);
+}
+
 TEST(LaunchErrors, Cluster) {
     expect_says(refusal({.grid = {5}, .cluster = {2}}), {"my_kernel", "cluster = (2, 1, 1)", "does not divide grid = (5, 1, 1)"});
     expect_says(refusal({.cluster = {0}}), {"cluster = (0, 1, 1)"});

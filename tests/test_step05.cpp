@@ -177,17 +177,17 @@ TEST(Step05, RunsAgain) {
     const Inputs& in = test.setup.inputs;
     for (const std::string& id : kFp32Ids) {
         const BackwardRun want = expect_right(id, test);
-        const std::size_t q_bytes = p.q_elements() * sizeof(float), kv_bytes = p.kv_elements() * sizeof(float);
-        DeviceBuffer o(q_bytes), lse(p.rows() * sizeof(float)), dq(q_bytes), dk(kv_bytes), dv(kv_bytes);
+        const ForwardOutputs outputs(p);
+        Gradients gradients(p);
         Workspace workspace;
-        Forward forward = forward_args(in, o, lse, test.setup.device, {}, workspace);
+        Forward forward = forward_args(in, outputs, test.setup.device, {}, workspace);
         run_forward(variant(id), forward);
-        Backward backward = backward_args(forward, test.backward.d_o, dq, dk, dv);
+        Backward backward = backward_args(forward, test.backward.d_o, gradients);
         for (int n = 0; n < 10; ++n) {
-            dq.poison();
+            gradients.poison();
             run_backward(variant(id), backward);
             synchronize(nullptr);
-            const GradientResult got = fetch_gradients(p, dq, dk, dv);
+            const GradientResult got = fetch_gradients(p, gradients);
             const auto same = [](const std::vector<float>& a, const std::vector<float>& b) {
                 return a.size() == b.size() && std::memcmp(a.data(), b.data(), a.size() * sizeof(float)) == 0;
             };

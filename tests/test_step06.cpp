@@ -170,14 +170,14 @@ TEST(Step06, ManyLaunchesGiveTheSameBits) {
             Device device = t.device;
             device.sms = emulating ? 2 : 5;
             const TestCase test(p, 1, Distribution::normal, device, {0});
-            DeviceBuffer o(p.q_elements() * size_of(p.dtype)), lse(p.rows() * sizeof(float));
+            ForwardOutputs outputs(p);
             Workspace workspace;
-            Forward args = forward_args(test.setup.inputs, o, lse, device, {}, workspace);
+            Forward args = forward_args(test.setup.inputs, outputs, device, {}, workspace);
             const auto bits = [&](int launches) {
-                o.poison();
+                outputs.o.poison();
                 for (int n = 0; n < launches; ++n) t.variant.forward(args);
                 synchronize(nullptr);
-                return fetch_result(p, o, lse);
+                return fetch_result(p, outputs);
             };
             const Result first = bits(1);
             for (int round = 0; round < (emulating ? 1 : 50); ++round) {

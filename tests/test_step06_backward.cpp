@@ -208,17 +208,17 @@ TEST(Step06Backward, ManyLaunchesGiveTheSameBits) {
                             .causal = causal};
             const Inputs inputs = random_inputs(p, Options{});
             const OutputGradient d_o = output_gradient(p, Options{}, nullptr);
-            const std::size_t q_bytes = p.q_elements() * size_of(p.dtype), kv_bytes = p.kv_elements() * size_of(p.dtype);
-            DeviceBuffer o(q_bytes), lse(p.rows() * sizeof(float)), dq(q_bytes), dk(kv_bytes), dv(kv_bytes);
+            const ForwardOutputs outputs(p);
+            Gradients gradients(p);
             Workspace workspace;
-            Forward forward = forward_args(inputs, o, lse, Device::current(), {}, workspace);
+            Forward forward = forward_args(inputs, outputs, Device::current(), {}, workspace);
             variant(id).forward(forward);
-            Backward args = backward_args(forward, d_o, dq, dk, dv);
+            Backward args = backward_args(forward, d_o, gradients);
             const auto bits = [&](int launches) {
-                for (DeviceBuffer* buffer : {&dq, &dk, &dv}) buffer->poison();
+                gradients.poison();
                 for (int n = 0; n < launches; ++n) variant(id).backward(args);
                 synchronize(nullptr);
-                return fetch_gradients(p, dq, dk, dv);
+                return fetch_gradients(p, gradients);
             };
             const GradientResult first = bits(1);
             for (int round = 0; round < (emulating ? 1 : cluster ? 100 : 50); ++round) {

@@ -37,8 +37,8 @@ void change_inputs(TestCase& test, Change&& change) {
 /// What a run leaves in its workspace.
 class Quantised {
 public:
-    explicit Quantised(const Inputs& in) : in_(in), o_(in.q.size()), lse_(static_cast<std::size_t>(in.problem.rows()) * sizeof(float)) {
-        Forward args = forward_args(in, o_, lse_, Device::current(), {}, workspace_);
+    explicit Quantised(const Inputs& in) : in_(in), outputs_(in.problem) {
+        Forward args = forward_args(in, outputs_, Device::current(), {}, workspace_);
         run_forward(fp8(), args);
         synchronize(nullptr);
     }
@@ -100,7 +100,7 @@ private:
     }
 
     const Inputs& in_;
-    DeviceBuffer o_, lse_;
+    ForwardOutputs outputs_;
     Workspace workspace_;
 };
 

@@ -230,16 +230,16 @@ TEST(StepB, NeighboursAreNotTouched) {
     spoil(test.backward.d_o.d_o_host, p.heads, p.seq, 20, 70);
     upload_rounded(in);
     upload_rounded(test.backward.d_o.d_o, p.dtype, test.backward.d_o.d_o_host);
-    const std::size_t q_bytes = in.q_host.size() * 2, kv_bytes = in.k_host.size() * 2;
-    DeviceBuffer o(q_bytes), lse(static_cast<std::size_t>(p.rows()) * sizeof(float)), dq(q_bytes), dk(kv_bytes), dv(kv_bytes);
+    const ForwardOutputs outputs(p);
+    const Gradients written(p);
     Workspace workspace;
-    Forward forward = forward_args(in, o, lse, test.setup.device, {}, workspace);
+    Forward forward = forward_args(in, outputs, test.setup.device, {}, workspace);
     run_forward(varlen_backward(), forward);
-    Backward backward = backward_args(forward, test.backward.d_o, dq, dk, dv);
+    Backward backward = backward_args(forward, test.backward.d_o, written);
     run_backward(varlen_backward(), backward);
     synchronize(nullptr);
-    const Result result = fetch_result(p, o, lse);
-    const GradientResult gradients = fetch_gradients(p, dq, dk, dv);
+    const Result result = fetch_result(p, outputs);
+    const GradientResult gradients = fetch_gradients(p, written);
     EXPECT_TRUE(std::isnan(result.o[20 * 64]));
     for (const auto& [first, last, first_key, last_key] : {std::array{0, 20, 0, 20}, std::array{70, 79, 50, 120}}) {
         const auto expect_same = [&](const char* name, const std::vector<float>& a, const std::vector<float>& b, int heads, int rows,
@@ -342,9 +342,9 @@ TEST(StepB, OthersRefusePackedBatches) {
 
 TEST(StepB, RefusesBadCuSeqlensBeforeTheLaunch) {
     const TestCase test(packed({{5, 5}, {9, 9}}, {.head_dim = 64, .dtype = DType::f16}));
-    DeviceBuffer o(14 * 64 * 2), lse(14 * sizeof(float));
+    const ForwardOutputs outputs(test.setup.inputs.problem);
     Workspace workspace;
-    Forward args = forward_args(test.setup.inputs, o, lse, test.setup.device, {}, workspace);
+    Forward args = forward_args(test.setup.inputs, outputs, test.setup.device, {}, workspace);
     args.problem.cu_seqlens_k = {0, 5, 15};
     try {
         run_forward(varlen(), args);
@@ -441,10 +441,11 @@ TEST(StepB, ReadsItsOptions) {
 
 TEST(StepB, RefusesUnalignedMemory) {
     const TestCase test(packed({{5, 5}, {9, 9}}, {.head_dim = 64, .dtype = DType::f16}));
-    DeviceBuffer o(14 * 64 * 2 + 2), lse(14 * sizeof(float));
+    ForwardOutputs outputs(test.setup.inputs.problem);
+    outputs.o = DeviceBuffer(outputs.o.size() + 2);
     Workspace workspace;
-    Forward args = forward_args(test.setup.inputs, o, lse, test.setup.device, {}, workspace);
-    args.o.data = static_cast<char*>(o.data()) + 2;
+    Forward args = forward_args(test.setup.inputs, outputs, test.setup.device, {}, workspace);
+    args.o.data = static_cast<char*>(outputs.o.data()) + 2;
     try {
         run_forward(varlen(), args);
         FAIL();

@@ -96,10 +96,20 @@ std::optional<bool> Report::as_predicted() const {
     return read() == predicted.requested.read() && written() == predicted.requested.written();
 }
 
-Result fetch_result(const Problem& problem, const DeviceBuffer& o, const DeviceBuffer& lse) {
+ForwardOutputs::ForwardOutputs(const Problem& problem)
+    : o(problem.q_elements() * size_of(problem.dtype)), lse(problem.rows() * sizeof(float)) {}
+
+Gradients::Gradients(const Problem& problem)
+    : dq(problem.q_elements() * size_of(problem.dtype)), dk(problem.kv_elements() * size_of(problem.dtype)), dv(dk.size()) {}
+
+void Gradients::poison() {
+    for (DeviceBuffer* const buffer : {&dq, &dk, &dv}) buffer->poison();
+}
+
+Result fetch_result(const Problem& problem, const ForwardOutputs& outputs) {
     Result result;
-    fetch(o, problem.dtype, problem.q_elements(), result.o, result.o_poisoned);
-    fetch(lse, DType::f32, problem.rows(), result.lse, result.lse_poisoned);
+    fetch(outputs.o, problem.dtype, problem.q_elements(), result.o, result.o_poisoned);
+    fetch(outputs.lse, DType::f32, problem.rows(), result.lse, result.lse_poisoned);
     return result;
 }
 
@@ -117,11 +127,11 @@ Verdict judge_run(const Inputs& inputs, const ReferenceRows& want, const Referen
     return verdict;
 }
 
-GradientResult fetch_gradients(const Problem& problem, const DeviceBuffer& dq, const DeviceBuffer& dk, const DeviceBuffer& dv) {
+GradientResult fetch_gradients(const Problem& problem, const Gradients& gradients) {
     GradientResult result;
-    fetch(dq, problem.dtype, problem.q_elements(), result.dq, result.dq_poisoned);
-    fetch(dk, problem.dtype, problem.kv_elements(), result.dk, result.dk_poisoned);
-    fetch(dv, problem.dtype, problem.kv_elements(), result.dv, result.dv_poisoned);
+    fetch(gradients.dq, problem.dtype, problem.q_elements(), result.dq, result.dq_poisoned);
+    fetch(gradients.dk, problem.dtype, problem.kv_elements(), result.dk, result.dk_poisoned);
+    fetch(gradients.dv, problem.dtype, problem.kv_elements(), result.dv, result.dv_poisoned);
     return result;
 }
 
@@ -258,22 +268,21 @@ std::string explained(const Setup& setup, decltype(Variant::explain) explain, co
 
 }  // namespace
 
-Forward forward_args(const Inputs& inputs, const DeviceBuffer& o, const DeviceBuffer& lse, const Device& device,
-                     const simt::Execution& exec, Workspace& workspace) {
+Forward forward_args(const Inputs& inputs, const ForwardOutputs& outputs, const Device& device, const simt::Execution& exec,
+                     Workspace& workspace) {
     const Problem& problem = inputs.problem;
     return {problem,
             {inputs.q.data(), problem.q_strides()},
             {inputs.k.data(), problem.kv_strides()},
             {inputs.v.data(), problem.kv_strides()},
-            {o.data(), problem.q_strides()},
-            static_cast<float*>(lse.data()),
+            {outputs.o.data(), problem.q_strides()},
+            static_cast<float*>(outputs.lse.data()),
             device,
             exec,
             workspace};
 }
 
-Backward backward_args(const Forward& forward, const OutputGradient& d_o, const DeviceBuffer& dq, const DeviceBuffer& dk,
-                       const DeviceBuffer& dv) {
+Backward backward_args(const Forward& forward, const OutputGradient& d_o, const Gradients& gradients) {
     const Problem& problem = forward.problem;
     return {problem,
             forward.q,
@@ -282,9 +291,9 @@ Backward backward_args(const Forward& forward, const OutputGradient& d_o, const 
             forward.o,
             {d_o.d_o.data(), problem.q_strides()},
             forward.lse,
-            {dq.data(), problem.q_strides()},
-            {dk.data(), problem.kv_strides()},
-            {dv.data(), problem.kv_strides()},
+            {gradients.dq.data(), problem.q_strides()},
+            {gradients.dk.data(), problem.kv_strides()},
+            {gradients.dv.data(), problem.kv_strides()},
             forward.device,
             forward.exec,
             forward.workspace};
@@ -297,12 +306,11 @@ Run run_variant(const Stage& stage, const Variant& variant, const Setup& setup) 
     report = predict_variant(stage, variant, problem, setup.device, setup.target);
     report.checked_rows = static_cast<long long>(setup.want.rows.size());
 
-    DeviceBuffer o(problem.q_elements() * size_of(problem.dtype));  // poisoned, and so is the next
-    DeviceBuffer lse(problem.rows() * sizeof(float));
+    const ForwardOutputs outputs(problem);
     Workspace workspace;
     simt::Ledger ledger;
     Progress progress(report.label());
-    Forward args = forward_args(setup.inputs, o, lse, setup.device, execution(setup, ledger, progress), workspace);
+    Forward args = forward_args(setup.inputs, outputs, setup.device, execution(setup, ledger, progress), workspace);
     Tracing tracing(setup, args.exec);
     tracing.queries({{"Q", args.q}, {"O", args.o}});
     tracing.keys({{"K", args.k}, {"V", args.v}});
@@ -310,7 +318,7 @@ Run run_variant(const Stage& stage, const Variant& variant, const Setup& setup) 
     progress.clear();
     report.trace = tracing.blocks();
 
-    run.result = fetch_result(problem, o, lse);
+    run.result = fetch_result(problem, outputs);
     const ReferenceRows plain = yardstick(variant, setup.inputs, setup.plain);
     report.verdict = judge_run(setup.inputs, setup.want, plain, run.result);
     if (!report.verdict.ok) {
@@ -344,26 +352,25 @@ BackwardRun run_variant(const Stage& stage, const BackwardVariant& variant, cons
     report = predict_variant(stage, variant, problem, setup.device, setup.target);
     report.checked_rows = static_cast<long long>(setup.want.rows.size());
 
-    const std::size_t element = size_of(problem.dtype), q_bytes = problem.q_elements() * element,
-                      kv_bytes = problem.kv_elements() * element;
-    DeviceBuffer o(q_bytes), lse(problem.rows() * sizeof(float)), dq(q_bytes), dk(kv_bytes), dv(kv_bytes);  // all poisoned
+    ForwardOutputs outputs(problem);
+    const Gradients gradients(problem);
     Workspace workspace;
     simt::Ledger ledger;
     Progress progress(report.label());
     const simt::Execution exec = execution(setup, ledger, progress);
-    const Forward forward = forward_args(in, o, lse, setup.device, exec, workspace);
+    const Forward forward = forward_args(in, outputs, setup.device, exec, workspace);
     if (backward.forward) {
         run.forward = backward.forward->result;
         const HostTensor rounded = HostTensor::from_float(problem.dtype, {problem.q_elements()}, run.forward.o);
-        o.upload(rounded.bytes.data(), rounded.bytes.size());
-        lse.upload(run.forward.lse.data(), lse.size());
+        outputs.o.upload(rounded.bytes.data(), rounded.bytes.size());
+        outputs.lse.upload(run.forward.lse.data(), outputs.lse.size());
         report.verdict = judge_run(in, setup.want, setup.plain, run.forward);
     } else {
         Forward args = forward;
         args.exec.ledger = nullptr;  // what counts is the backward pass
         run_forward(variant, args);
         synchronize(exec.stream);
-        run.forward = fetch_result(problem, o, lse);
+        run.forward = fetch_result(problem, outputs);
         report.verdict = judge_run(in, setup.want, setup.plain, run.forward);
     }
     if (!report.verdict.ok) {
@@ -373,9 +380,9 @@ BackwardRun run_variant(const Stage& stage, const BackwardVariant& variant, cons
         report.gradients.emplace();
         return run;
     }
-    report.saved_memory = lse.size() + workspace.allocated();
+    report.saved_memory = outputs.lse.size() + workspace.allocated();
 
-    Backward args = backward_args(forward, backward.d_o, dq, dk, dv);
+    Backward args = backward_args(forward, backward.d_o, gradients);
     Tracing tracing(setup, args.exec);
     tracing.queries({{"Q", args.q}, {"O", args.o}, {"dO", args.d_o}, {"dQ", args.dq}});
     tracing.keys({{"K", args.k}, {"V", args.v}, {"dK", args.dk}, {"dV", args.dv}});
@@ -383,7 +390,7 @@ BackwardRun run_variant(const Stage& stage, const BackwardVariant& variant, cons
     progress.clear();
     report.trace = tracing.blocks();
 
-    run.result = fetch_gradients(problem, dq, dk, dv);
+    run.result = fetch_gradients(problem, gradients);
     make_references(backward, in, setup.want.rows, run.forward);
     report.gradients = judge_run(in, backward.d_o, *backward.want, *backward.plain, run.result);
     if (!report.gradients->ok) {

@@ -75,25 +75,37 @@ struct Report {
     std::optional<bool> as_predicted() const;
 };
 
+/// What a forward pass writes, on the device; poisoned at first.
+struct ForwardOutputs {
+    DeviceBuffer o, lse;  ///< of the shape of Q; (B, Hq, Nq)
+    explicit ForwardOutputs(const Problem& problem);
+};
+
+/// What a backward pass writes, likewise.
+struct Gradients {
+    DeviceBuffer dq, dk, dv;  ///< of the shapes of Q, K and V
+    explicit Gradients(const Problem& problem);
+    void poison();
+};
+
 /// What a forward launch on these inputs gets.
-Forward forward_args(const Inputs& inputs, const DeviceBuffer& o, const DeviceBuffer& lse, const Device& device,
-                     const simt::Execution& exec, Workspace& workspace);
+Forward forward_args(const Inputs& inputs, const ForwardOutputs& outputs, const Device& device, const simt::Execution& exec,
+                     Workspace& workspace);
 
 /// What judge() compares a variant's error with, on the rows of `plain`: that itself, or where the variant rounds more the variant's own.
 ReferenceRows yardstick(const Variant& variant, const Inputs& inputs, const ReferenceRows& plain);
 
 /// What a backward launch gets after that forward launch.
-Backward backward_args(const Forward& forward, const OutputGradient& d_o, const DeviceBuffer& dq, const DeviceBuffer& dk,
-                       const DeviceBuffer& dv);
+Backward backward_args(const Forward& forward, const OutputGradient& d_o, const Gradients& gradients);
 
 /// The outputs as a kernel left them on the device, and which elements still hold the poison.
-Result fetch_result(const Problem& problem, const DeviceBuffer& o, const DeviceBuffer& lse);
+Result fetch_result(const Problem& problem, const ForwardOutputs& outputs);
 
 /// judge(), and that every element was written and none is NaN, also in the rows that `want` leaves out.
 Verdict judge_run(const Inputs& inputs, const ReferenceRows& want, const ReferenceRows& plain, const Result& result);
 
 /// The gradients as a kernel left them on the device, and which elements still hold the poison.
-GradientResult fetch_gradients(const Problem& problem, const DeviceBuffer& dq, const DeviceBuffer& dk, const DeviceBuffer& dv);
+GradientResult fetch_gradients(const Problem& problem, const Gradients& gradients);
 
 /// judge_gradients(), and that every element was written and none is NaN, also in the rows that `want` leaves out.
 GradientVerdict judge_run(const Inputs& inputs, const OutputGradient& d_o, const ReferenceGradients& want, const ReferenceGradients& plain,
