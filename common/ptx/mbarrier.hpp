@@ -75,7 +75,7 @@ SIMT_DEVICE void mbarrier_arrive_expect_tx(Mbarrier& barrier, unsigned bytes) {
 /// One arrival at the same barrier of another block of the cluster.
 ///
 /// Without .release.cluster, which would order all of the thread's accesses and costs a fence of its memory: what the arrival hands
-/// over must be reads of shared memory that a wait has completed.
+/// over must be reads of shared memory that a wait has completed, or loads whose results are there: keep_in_place() of them comes before.
 SIMT_DEVICE void mbarrier_arrive_remote(Mbarrier& barrier, unsigned rank) {
 #if SIMT_EMULATED
     auto& block = simt::cpu::block();

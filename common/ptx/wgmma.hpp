@@ -126,16 +126,6 @@ SIMT_DEVICE void wgmma_wait() {
 #endif
 }
 
-/// The same for one number, which the compiler then cannot know more of than that it is there: a counter, say, that it would else trade for
-/// another condition of its own at the end of a loop.
-SIMT_DEVICE void keep_in_place(int& number) {
-#if !SIMT_EMULATED
-    asm volatile("" : "+r"(number));
-#else
-    (void)number;
-#endif
-}
-
 /// Keeps the compiler from moving accesses to these registers across this place: it does not know that wgmma_wait() concerns them.
 template <class R, int kCount>
 SIMT_DEVICE void keep_in_place(R (&registers)[kCount]) {
@@ -149,6 +139,16 @@ SIMT_DEVICE void keep_in_place(R (&registers)[kCount]) {
     }
 #else
     (void)registers;
+#endif
+}
+
+/// Hides the value of a number from the compiler: a counter, say, whose comparison at the end of a loop it would else trade for another,
+/// computed there.
+SIMT_DEVICE void keep_in_place(int& number) {
+#if !SIMT_EMULATED
+    asm volatile("" : "+r"(number));
+#else
+    (void)number;
 #endif
 }
 

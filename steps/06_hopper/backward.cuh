@@ -81,7 +81,7 @@ struct BackwardShared {
     using ScoreTile = Tile<T, Shape::Br, 64>;  // queries by keys
     struct Nothing {};
     KvTile k[Shape::kTiles];
-    KvTile v[Shape::kTiles];  // also dV and dK, on their way out
+    KvTile v[Shape::kTiles];  // also dV and dK, on their way out. 06f and 06g rely on v behind k, and d_o behind q
     QTile q[Shape::kSlots], d_o[Shape::kSlots];
     ScoreTile ds[Shape::kDsSlots][Shape::kTiles];
     [[no_unique_address]] std::conditional_t<(Shape::kSplit > 1), ScoreTile, Nothing> p;  // for the warpgroups that share keys

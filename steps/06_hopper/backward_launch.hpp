@@ -1,5 +1,5 @@
 /// @file
-/// How 06e is launched, for the stage and for whoever watches it, and what 06f is launched with as well.
+/// How 06e is launched, for the stage and for whoever watches it, and what 06f and 06g are launched with as well.
 #pragma once
 
 #include "06_hopper/around_backward.cuh"

@@ -93,7 +93,8 @@ SIMT_DEVICE void finish_dq(float (&dq)[Shape::Br / 2], ExchangeShared<T, Shape>&
 }
 
 /// A turn of a warpgroup that multiplies. dk[4c + 2r + e] is key g + 8r of the warp's 16, column 8c + 2t + e; dv likewise.
-/// @param keys that there are from the lane's first one on, g; kMasked: fewer than 64 for some lane
+/// @param keys of the head from the lane's first one, g, on; 0 or less where there are none. kMasked: not all lanes have as many as they
+/// ask for
 template <bool kMasked, class T, class Shape>
 SIMT_DEVICE void multiply(float (&dk)[Shape::D / 2], float (&dv)[Shape::D / 2], ExchangeShared<T, Shape>& smem, int turn, const Role& me,
                           float scale_log2, int keys) {
@@ -102,7 +103,7 @@ SIMT_DEVICE void multiply(float (&dk)[Shape::D / 2], float (&dv)[Shape::D / 2], 
     using KvTile = typename Smem::KvTile;
     using QTile = typename Smem::QTile;
     const int wg = me.wg, t = me.lane % 4;
-    // V lies behind K, and dO behind Q: at a distance, so that fewer descriptors are held.
+    // V lies behind K, and dO behind Q, as BackwardShared has them: at a distance, so that fewer descriptors are held.
     const ptx::MatrixDescriptor Ks = smem.k[wg].over_columns(), Vs = Ks.advance(sizeof smem.k);
     const ptx::MatrixDescriptor Qs = smem.q[0].over_columns(), dOs = Qs.advance(sizeof smem.q);
     const ptx::MatrixDescriptor Q_rows = smem.q[0].over_rows(), dO_rows = Q_rows.advance(sizeof smem.q);

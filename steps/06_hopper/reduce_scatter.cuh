@@ -129,9 +129,10 @@ __global__ __launch_bounds__(Shape::kThreads, 1) void reduce_scatter(  // tensor
                 const std::uint32_t left = ptx::movmatrix(ptx::pack<T>(scale * x[4 * c], scale * x[4 * c + 1]));
                 const std::uint32_t right = ptx::movmatrix(ptx::pack<T>(scale * x[4 * c + 2], scale * x[4 * c + 3]));
                 const int i = n * Br + pair * kShare + 8 * c + lane / 4, column = 64 * panel + 16 * warp + lane % 4 * 2;
-                if (i >= dQ.extent(2)) continue;
-                simt::store_global_4(&dQ(b, h, i, column), left);
-                simt::store_global_4(&dQ(b, h, i, column + 8), right);
+                if (i < dQ.extent(2)) {
+                    simt::store_global_4(&dQ(b, h, i, column), left);
+                    simt::store_global_4(&dQ(b, h, i, column + 8), right);
+                }
             }
         };
         float share[kShare / 2];  // of a turn, until the sums of the other pair are there
@@ -164,7 +165,8 @@ __global__ __launch_bounds__(Shape::kThreads, 1) void reduce_scatter(  // tensor
                 const float4 more = simt::load_shared_16<float4>(smem.incoming(warp) + 32 * i + 4 * lane);
                 share[i] += more.x, share[i + 1] += more.y, share[i + 2] += more.z, share[i + 3] += more.w;
             }
-            __syncwarp();
+            ptx::keep_in_place(share);  // they are here: those loads are over
+            __syncwarp();               // of all lanes
             if (lane == 0) ptx::mbarrier_arrive_remote(smem.sums_empty, rank ^ 2);
         };
         int turn = 0, last_b = 0, last_h = 0, last_n = 0;  // of the turn before

@@ -71,7 +71,7 @@ struct VoteFirstShared {
 };
 
 /// What a watch notes of each block of keys: for a warpgroup that multiplies when it wants its turn, when it has it, when S is there,
-/// when P is computed and when O is there; for the producer when it starts to load K, and V.
+/// when P is computed and when O of the block before is there, which is noted before P; for the producer when it starts to load K, and V.
 namespace watched {
 enum Event { waits, multiplies, has_s, has_p, has_o, stored, kEvents };
 enum Load { k_tile, v_tile };
