@@ -2,12 +2,9 @@
 /// What the host sides of the forward and of the backward variants share.
 #pragma once
 
-#include "06_hopper/tile_order.hpp"
 #include "ptx/tensor_map.hpp"
 #include "stage/stage.hpp"
 
-#include <algorithm>
-#include <bit>
 #include <optional>
 #include <string>
 #include <vector>
@@ -58,49 +55,6 @@ inline std::optional<std::string> refuses_16_bit(const Problem& problem, const D
     if (d != 64 && d != 128 && d != 256)
         return "head_dim = " + std::to_string(d) + ": 64, 128 and 256 are accepted; stages 01 and 02 take any up to 256";
     return refuses_device(device, bytes, "stages 01 to 04", "stages 01 and 02 need none");
-}
-
-/// Blocks of the grid: one an SM, in whole clusters.
-inline int grid_of(const TileOrder& order, const Device& device, int cluster = 1) {
-    return std::min(order.count(), std::max(device.sms / cluster, 1) * cluster);
-}
-
-/// The order in which the blocks of a persistent grid take tiles of Br queries. @param element bytes of one of K or V
-/// @param cluster blocks that take neighbouring tiles together
-inline TileOrder tile_order(const Problem& p, const Device& device, int Br, std::size_t element, int cluster = 1) {
-    const int tiles = (p.seq + Br - 1) / Br, heads = p.heads * p.batch;
-    if (!p.causal) {
-        TileOrder order{.tiles = (tiles + cluster - 1) / cluster * cluster, .heads = p.heads, .batch = p.batch, .bundle = 1};
-        if (cluster > 1) return order;
-        // The last round, where it does not fill the GPU, is divided by keys: in as few parts as make it shortest, 4 at most, where that
-        // saves more than the time of kWorthIt keys. So much take a part's beginning and end, and the kernel that merges.
-        constexpr double kWorthIt = 3072;
-        const int sms = std::max(device.sms, 1), left = order.count() % sms;
-        const auto length = [&](int parts) { return static_cast<double>((left * parts + sms - 1) / sms) / parts; };  // of a whole tile
-        for (int parts = 2; left > 0 && parts <= 4; ++parts)
-            if (length(parts) < length(order.parts) && (1 - length(parts)) * p.kv_seq > kWorthIt) order.parts = parts;
-        order.split = order.all_tiles() - left;
-        return order;
-    }
-    // The power of two next to the number of heads whose K and V the L2 cache holds; but four blocks or more shall read the same K and V
-    // at a time.
-    const double of_a_head = 2.0 * p.kv_seq * p.head_dim * static_cast<double>(element) * p.kv_heads / p.heads;
-    const double fit = std::clamp(static_cast<double>(device.l2_bytes) / of_a_head * 1.4142, 1.0, std::max(device.sms / 4.0, 1.0));
-    return {.tiles = tiles,
-            .heads = p.heads,
-            .batch = p.batch,
-            .bundle = std::min(heads, static_cast<int>(std::bit_floor(static_cast<unsigned>(fit))))};
-}
-
-/// How many tiles are claimed, and how many blocks are through.
-inline constexpr std::size_t kClaimBytes = 2 * sizeof(int);
-inline simt::TensorView<int, 1> claims(Forward& args) {
-    return simt::packed_view<int, 1>("claims", args.workspace.zeroed<int>("claims", 2), {2});
-}
-/// Each tile is claimed, and each block says when it is through; the last one clears both numbers.
-inline auto claims_moved(const TileOrder& order, const Device& device) {
-    const long long adds = order.count() + grid_of(order, device), size = sizeof(int);
-    return TensorTraffic{"claims", adds * size, (adds + 2) * size};
 }
 
 /// What multiplies in the variants for 16-bit types.
