@@ -92,6 +92,30 @@ struct BackwardShared {
     Mbarrier ds_empty[Shape::kDsSlots];
 };
 
+/// A turn uses slot turn % slots of a ring, for the (turn / slots)-th time, counted from 0.
+SIMT_DEVICE unsigned parity_of(int turn, int slots) { return static_cast<unsigned>(turn / slots % 2); }
+
+/// Starts S^T = K Q^T, or dP^T = V dO^T: 64 keys by as many queries as x is for.
+template <class T, class KvTile, class QTile, int kScores>
+SIMT_DEVICE void start_product(float (&x)[kScores], const ptx::MatrixDescriptor& keys, const ptx::MatrixDescriptor& queries) {
+    ptx::wgmma_fence();
+#pragma unroll
+    for (int k = 0; k < KvTile::kColumns / 16; ++k)
+        ptx::wgmma<T, 2 * kScores>(x, keys.advance(KvTile::column_step(k)), queries.advance(QTile::column_step(k)), k > 0);
+    ptx::wgmma_commit();
+}
+
+/// Starts dV += P^T dO, or dK += dS^T Q: 64 keys by as many columns as `sum` is for, over the queries whose P or dS the warpgroup has in a.
+template <class T, class QTile, int kSums, int kN>
+SIMT_DEVICE void start_sum(float (&sum)[kSums], std::uint32_t (&a)[kN][4], const ptx::MatrixDescriptor& queries) {
+#pragma unroll
+    for (int n = 0; n < kN; ++n) ptx::keep_in_place(a[n]);
+    ptx::wgmma_fence();
+#pragma unroll
+    for (int n = 0; n < kN; ++n) ptx::wgmma<T, 2 * kSums, Major::mn>(sum, a[n], queries.advance(QTile::row_step(n)), true);
+    ptx::wgmma_commit();
+}
+
 // What a warp does with its fragments. g = lane / 4 and t = lane % 4 are row and column pair of a lane; kN counts queries 16 at a time.
 
 /// LSE or D of a lane's queries: 16n + 2t, the next one, and those eight further.
@@ -209,8 +233,6 @@ __global__ __launch_bounds__(Shape::kThreads, 1) void backward(  // tensors as t
     // Counted, for integers are divided slowly.
     const auto next = [&](Place at) { return at.n + 1 < first + per_head ? Place{at.h, at.n + 1} : Place{at.h + 1, first}; };
     const Place begin = {hkv * group, first};
-    // A turn uses slot turn % n of a ring of n, for the (turn / n)-th time, counted from 0.
-    const auto parity_of = [](int turn, int slots) { return static_cast<unsigned>(turn / slots % 2); };
 
     auto& smem = simt::shared<Smem>();
     if (threadIdx.x == 0) {
@@ -340,24 +362,7 @@ __global__ __launch_bounds__(Shape::kThreads, 1) void backward(  // tensors as t
     ptx::keep_in_place(dk);
     ptx::keep_in_place(dv);
 
-    // S^T = K Q^T and dP^T = V dO^T: 64 keys by kQueries queries.
-    const auto start_product = [&](float(&x)[kQueries / 2], const ptx::MatrixDescriptor& keys, const ptx::MatrixDescriptor& queries) {
-        ptx::wgmma_fence();
-#pragma unroll
-        for (int k = 0; k < D / 16; ++k)
-            ptx::wgmma<T, kQueries>(x, keys.advance(KvTile::column_step(k)), queries.advance(QTile::column_step(k)), k > 0);
-        ptx::wgmma_commit();
-    };
-    // dV += P^T dO and dK += dS^T Q: 64 keys by kColumns columns, over the queries whose P or dS this warpgroup has in registers,
-    const auto start_sum = [&](float(&sum)[kColumns / 2], std::uint32_t(&a)[kN][4], const ptx::MatrixDescriptor& queries) {
-#pragma unroll
-        for (int n = 0; n < kN; ++n) ptx::keep_in_place(a[n]);
-        ptx::wgmma_fence();
-#pragma unroll
-        for (int n = 0; n < kN; ++n) ptx::wgmma<T, kColumns, Major::mn>(sum, a[n], queries.advance(QTile::row_step(n)), true);
-        ptx::wgmma_commit();
-    };
-    // or over all, where warpgroups share keys.
+    // dV += P^T dO and dK += dS^T Q over all queries of the turn, where warpgroups share keys.
     const auto start_shared_sum = [&](float(&sum)[kColumns / 2], const ScoreTile& a, const ptx::MatrixDescriptor& queries) {
         ptx::wgmma_fence();
 #pragma unroll
@@ -374,7 +379,7 @@ __global__ __launch_bounds__(Shape::kThreads, 1) void backward(  // tensors as t
         float4 of_rows[kN];
 
         ptx::mbarrier_wait(smem.q_full[slot], parity);
-        start_product(x, Ks, Qs.advance(slot * QTile::kBytes));
+        start_product<T, KvTile, QTile>(x, Ks, Qs.advance(slot * QTile::kBytes));
         load_statistics(of_rows, smem.statistics[slot] + own_query, t);
         ptx::wgmma_wait<0>();
         ptx::keep_in_place(x);
@@ -388,8 +393,8 @@ __global__ __launch_bounds__(Shape::kThreads, 1) void backward(  // tensors as t
         }
 
         ptx::mbarrier_wait(smem.do_full[slot], parity);
-        start_product(x, Vs, dOs.advance(slot * QTile::kBytes));
-        if constexpr (kSplit == 1) start_sum(dv, p, dO_rows.advance(slot * QTile::kBytes));
+        start_product<T, KvTile, QTile>(x, Vs, dOs.advance(slot * QTile::kBytes));
+        if constexpr (kSplit == 1) start_sum<T, QTile>(dv, p, dO_rows.advance(slot * QTile::kBytes));
         load_statistics(of_rows, smem.statistics[slot] + Br + own_query, t);
         ptx::wgmma_wait<kSplit == 1 ? 1 : 0>();  // dP is there, dV not yet
         ptx::keep_in_place(x);
@@ -401,7 +406,7 @@ __global__ __launch_bounds__(Shape::kThreads, 1) void backward(  // tensors as t
         __syncwarp();              // and what the others of the warp did
 
         if constexpr (kSplit == 1) {
-            start_sum(dk, ds, Q_rows.advance(slot * QTile::kBytes));
+            start_sum<T, QTile>(dk, ds, Q_rows.advance(slot * QTile::kBytes));
         } else {
             sync_sharers();  // P and dS are whole
             start_shared_sum(dv, smem.p, dO_rows.advance(slot * QTile::kBytes));

@@ -71,6 +71,29 @@ void launch_around(Backward& args, F&& kernel) {
            simt::packed_view<const float, 4>("dQ_acc", acc, {p.batch, p.heads, query_blocks<S>(p), S::Br * S::D}), args.dQ<T>(), p.scale());
 }
 
+/// Maps of what a backward kernel reads and writes in tiles, of Br queries and of 64 keys.
+template <class T, class S>
+struct BackwardMaps {
+    ptx::TensorMap Q, K, V, dO, dK, dV;
+
+    BackwardMaps(const std::string& variant, const Backward& args)
+        : Q(of_queries(variant, "Q", args.q, args.problem)),
+          K(of_keys<const T>(variant, "K", args.k, args.problem)),
+          V(of_keys<const T>(variant, "V", args.v, args.problem)),
+          dO(of_queries(variant, "dO", args.d_o, args.problem)),
+          dK(of_keys<T>(variant, "dK", args.dk, args.problem)),
+          dV(of_keys<T>(variant, "dV", args.dv, args.problem)) {}
+
+private:
+    static ptx::TensorMap of_queries(const std::string& variant, const char* name, const TensorRef& t, const Problem& p) {
+        return map_of<const T>(variant, name, t, p, p.heads, p.seq, S::Br);
+    }
+    template <class E>
+    static ptx::TensorMap of_keys(const std::string& variant, const char* name, const TensorRef& t, const Problem& p) {
+        return map_of<E>(variant, name, t, p, p.kv_heads, p.kv_seq, 64);
+    }
+};
+
 /// Calls f with the shape for a head dimension.
 template <class F>
 decltype(auto) with_backward_shape(int d, F&& f) {
@@ -84,12 +107,7 @@ decltype(auto) with_backward_shape(int d, F&& f) {
 template <class T, class S, bool kOrdered, class Watch>
 void launch_backward(const std::string& variant, Backward& args, const Watch& watch) {
     const Problem& p = args.problem;
-    const auto of_queries = [&]<class E>(const char* name, const TensorRef& t) {
-        return map_of<E>(variant, name, t, p, p.heads, p.seq, S::Br);
-    };
-    const auto of_keys = [&]<class E>(const char* name, const TensorRef& t) {
-        return map_of<E>(variant, name, t, p, p.kv_heads, p.kv_seq, 64);
-    };
+    const BackwardMaps<T, S> maps(variant, args);
     const int heads = p.batch * p.kv_heads;
     const int side = p.causal ? std::min(4, heads) : 1;  // heads side by side, so that the longest blocks come first
     launch_around<T, S, kOrdered>(args, [&](const ptx::TensorMap& LSE_D, const Sums<S>& sums) {
@@ -99,10 +117,8 @@ void launch_backward(const std::string& variant, Backward& args, const Watch& wa
                 .block = S::kThreads,
                 .smem = sizeof(BackwardShared<T, S>),
                 .exec = &args.exec},
-               of_queries.template operator()<const T>("Q", args.q), of_keys.template operator()<const T>("K", args.k),
-               of_keys.template operator()<const T>("V", args.v), of_queries.template operator()<const T>("dO", args.d_o),
-               of_keys.template operator()<T>("dK", args.dk), of_keys.template operator()<T>("dV", args.dv), LSE_D, sums.dQ_acc,
-               sums.dQ_turn, p.seq, p.kv_seq, p.kv_heads, p.scale(), Mask(p), watch);
+               maps.Q, maps.K, maps.V, maps.dO, maps.dK, maps.dV, LSE_D, sums.dQ_acc, sums.dQ_turn, p.seq, p.kv_seq, p.kv_heads, p.scale(),
+               Mask(p), watch);
     });
 }
 

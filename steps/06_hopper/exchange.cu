@@ -7,14 +7,7 @@ namespace {
 using S = ExchangeShape;
 
 std::optional<std::string> refuses(const Problem& problem, const Device& device) {
-    if (problem.dtype == DType::f32) return "dtype = f32: tensor cores multiply f16 and bf16; variants 05a and 05b take f32";
-    if (problem.head_dim != S::D)
-        return "head_dim = " + std::to_string(problem.head_dim) +
-               ": 128 is accepted; variant 06e takes 64 and 256, variant 05a any up to 256";
-    if (problem.causal)
-        return "causal = true: the blocks of a cluster go the same way, of which a causal mask lets the later one skip a part; variant 06e "
-               "takes it";
-    return refuses_device(device, sizeof(ExchangeShared<__half, S>), "variants of stage 05", "variant 05a needs little");
+    return refuses_exchange(problem, device, sizeof(ExchangeShared<__half, S>));
 }
 
 void run_exchange(Backward& args) {

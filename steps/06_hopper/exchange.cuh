@@ -3,6 +3,7 @@
 #pragma once
 
 #include "06_hopper/backward.cuh"
+#include "06_hopper/repeat.hpp"
 #include "ptx/cluster.hpp"
 
 namespace step06 {
@@ -33,9 +34,6 @@ struct Role {
     bool speaks;         // for its warpgroup
     unsigned peer;       // rank of the block that it exchanges dS with
 };
-
-/// A turn uses slot turn % slots of a ring, for the (turn / slots)-th time, counted from 0.
-SIMT_DEVICE unsigned parity_of(int turn, int slots) { return static_cast<unsigned>(turn / slots % 2); }
 
 /// One thread calls, before a barrier of the cluster: the other block will count at these barriers.
 template <class T, class Shape>
@@ -98,7 +96,7 @@ SIMT_DEVICE void finish_dq(float (&dq)[Shape::Br / 2], ExchangeShared<T, Shape>&
 template <bool kMasked, class T, class Shape>
 SIMT_DEVICE void multiply(float (&dk)[Shape::D / 2], float (&dv)[Shape::D / 2], ExchangeShared<T, Shape>& smem, int turn, const Role& me,
                           float scale_log2, int keys) {
-    constexpr int D = Shape::D, Br = Shape::Br, kN = Br / 16;  // of queries 16 at a time
+    constexpr int Br = Shape::Br, kN = Br / 16;  // of queries 16 at a time
     using Smem = ExchangeShared<T, Shape>;
     using KvTile = typename Smem::KvTile;
     using QTile = typename Smem::QTile;
@@ -109,24 +107,6 @@ SIMT_DEVICE void multiply(float (&dk)[Shape::D / 2], float (&dv)[Shape::D / 2], 
     const ptx::MatrixDescriptor Q_rows = smem.q[0].over_rows(), dO_rows = Q_rows.advance(sizeof smem.q);
     const auto sync_warpgroup = [&] { ptx::bar_sync(1 + wg, 128); };
 
-    // S^T = K Q^T and dP^T = V dO^T: 64 keys by Br queries.
-    const auto start_product = [&](float(&x)[Br / 2], const ptx::MatrixDescriptor& keys, const ptx::MatrixDescriptor& queries) {
-        ptx::wgmma_fence();
-#pragma unroll
-        for (int k = 0; k < D / 16; ++k)
-            ptx::wgmma<T, Br>(x, keys.advance(KvTile::column_step(k)), queries.advance(QTile::column_step(k)), k > 0);
-        ptx::wgmma_commit();
-    };
-    // dV += P^T dO and dK += dS^T Q: 64 keys by D columns.
-    const auto start_sum = [&](float(&sum)[D / 2], std::uint32_t(&a)[kN][4], const ptx::MatrixDescriptor& queries) {
-#pragma unroll
-        for (int n = 0; n < kN; ++n) ptx::keep_in_place(a[n]);
-        ptx::wgmma_fence();
-#pragma unroll
-        for (int n = 0; n < kN; ++n) ptx::wgmma<T, D, Major::mn>(sum, a[n], queries.advance(QTile::row_step(n)), true);
-        ptx::wgmma_commit();
-    };
-
     const int slot = turn % Shape::kSlots, ds_slot = turn % Shape::kDsSlots;
     const unsigned parity = parity_of(turn, Shape::kSlots);
     float x[Br / 2];                    // S^T, then dP^T: x[4c + 2r + e] is key g + 8r of the warp's, query 8c + 2t + e
@@ -134,15 +114,15 @@ SIMT_DEVICE void multiply(float (&dk)[Shape::D / 2], float (&dv)[Shape::D / 2], 
     float4 of_rows[kN];
 
     ptx::mbarrier_wait(smem.q_full[slot], parity);
-    start_product(x, Ks, Qs.advance(slot * QTile::kBytes));
+    start_product<T, KvTile, QTile>(x, Ks, Qs.advance(slot * QTile::kBytes));
     load_statistics(of_rows, smem.statistics[slot], t);
     ptx::wgmma_wait<0>();
     ptx::keep_in_place(x);
     exponentials<T, kMasked>(p, x, of_rows, scale_log2, [&](int key, int) { return key >= keys; });
 
     ptx::mbarrier_wait(smem.do_full[slot], parity);
-    start_product(x, Vs, dOs.advance(slot * QTile::kBytes));
-    start_sum(dv, p, dO_rows.advance(slot * QTile::kBytes));
+    start_product<T, KvTile, QTile>(x, Vs, dOs.advance(slot * QTile::kBytes));
+    start_sum<T, QTile>(dv, p, dO_rows.advance(slot * QTile::kBytes));
     load_statistics(of_rows, smem.statistics[slot] + Br, t);
     ptx::wgmma_wait<1>();  // dP is there, dV not yet
     ptx::keep_in_place(x);
@@ -159,7 +139,7 @@ SIMT_DEVICE void multiply(float (&dk)[Shape::D / 2], float (&dv)[Shape::D / 2], 
                                    me.peer);
     }
 
-    start_sum(dk, ds, Q_rows.advance(slot * QTile::kBytes));
+    start_sum<T, QTile>(dk, ds, Q_rows.advance(slot * QTile::kBytes));
     ptx::wgmma_wait<0>();
     ptx::keep_in_place(dv);
     ptx::keep_in_place(dk);
@@ -274,11 +254,11 @@ __global__ __launch_bounds__(Shape::kThreads, 1) void exchange(  // tensors as t
     ptx::keep_in_place(dv);
 
     const auto walk = [&]<bool kMasked>() {
-        for (int turn = 0, left = turns; left > 0; ++turn) {
-            --left;
-            ptx::keep_in_place(left);
+        int turn = 0;
+        repeat(turns, [&] {
             multiply<kMasked>(dk, dv, smem, turn, me, scale_log2, Nkv - j1 - row0 - lane / 4);
-        }
+            ++turn;
+        });
     };
     if (j1 + 64 > Nkv)
         walk.template operator()<true>();

@@ -4,6 +4,7 @@
 #pragma once
 
 #include "06_hopper/quantise.cuh"
+#include "06_hopper/repeat.hpp"
 #include "06_hopper/tile.hpp"
 #include "06_hopper/tile_order.hpp"
 #include "attention/mask.hpp"
@@ -380,11 +381,10 @@ __global__ __launch_bounds__(Shape::kThreads, 1) void fp8(  // tensors as their 
             int n = blocks - own_blocks;
             step.template operator()<true, true>(n);
             for (++n; n < blocks - whole; ++n) step.template operator()<false, true>(n);
-            for (int left = blocks - n; left > 0; ++n) {
-                --left;
-                ptx::keep_in_place(left);
+            repeat(blocks - n, [&] {
                 step.template operator()<false, false>(n);
-            }
+                ++n;
+            });
             start_pv(first + static_cast<unsigned>(blocks) - 1);
             finish_pv(first + static_cast<unsigned>(blocks) - 1);
         }

@@ -5,19 +5,8 @@ namespace step06 {
 namespace {
 
 std::optional<std::string> refuses(const Problem& problem, const Device& device) {
-    if (problem.dtype == DType::f32) return "dtype = f32: tensor cores multiply f16 and bf16; variants 05a and 05b take f32";
-    if (problem.head_dim != ReduceScatterShape<1>::D)
-        return "head_dim = " + std::to_string(problem.head_dim) +
-               ": 128 is accepted; variant 06e takes 64 and 256, variant 05a any up to 256";
-    if (problem.kv_seq > kMostKeys)
-        return "kv_seq = " + std::to_string(problem.kv_seq) + ": 1 to " + std::to_string(kMostKeys) +
-               " are accepted, for a cluster has all keys of a head; variants 06e and 06f take any";
-    if (problem.causal)
-        return "causal = true: the blocks of a cluster go the same way, of which a causal mask lets the later ones skip a part; variant "
-               "06e "
-               "takes it";
-    return refuses_device(device, sizeof(ReduceScatterShared<__half, ReduceScatterShape<2>>), "variants of stage 05",
-                          "variant 05a needs little");
+    using Largest = ReduceScatterShape<2>;
+    return refuses_exchange(problem, device, sizeof(ReduceScatterShared<__half, Largest>), Largest::kKeys);
 }
 
 void run_reduce_scatter(Backward& args) {

@@ -208,11 +208,10 @@ __global__ __launch_bounds__(Shape::kThreads, 1) void reduce_scatter(  // tensor
         ptx::keep_in_place(dv);
         ptx::mbarrier_wait(smem.k_full, round % 2);
         ptx::mbarrier_wait(smem.v_full[wg], round % 2);
-        for (int left = turns; left > 0; ++turn) {
-            --left;
-            ptx::keep_in_place(left);
+        repeat(turns, [&] {
             multiply<kMasked>(dk, dv, smem, turn, me, scale_log2, Nkv - j1 - row0 - lane / 4);
-        }
+            ++turn;
+        });
         if (lane == 0) ptx::mbarrier_arrive(smem.k_empty);
 
         // dV and dK through the memory of V, from where TMA takes them.

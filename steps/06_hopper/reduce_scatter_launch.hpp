@@ -2,13 +2,10 @@
 /// How 06g is launched: for the stage, and for whoever watches it.
 #pragma once
 
-#include "06_hopper/backward_launch.hpp"
+#include "06_hopper/exchange_launch.hpp"
 #include "06_hopper/reduce_scatter.cuh"
 
 namespace step06 {
-
-/// Most keys of a head.
-inline constexpr int kMostKeys = ReduceScatterShape<2>::kKeys;
 
 /// Calls f with the shape whose cluster has all keys.
 template <class F>
@@ -20,13 +17,8 @@ decltype(auto) with_reduce_scatter_shape(const Problem& p, F&& f) {
 template <class T, class Watch>
 void launch_reduce_scatter(const std::string& variant, Backward& args, const Watch& watch) {
     const Problem& p = args.problem;
-    const auto of_keys = [&]<class E>(const char* name, const TensorRef& t, int shares = 1) {
-        return map_of<E>(variant, name, t, p, p.kv_heads, p.kv_seq, 64, shares);
-    };
     with_reduce_scatter_shape(p, [&]<class S>() {
-        const auto of_queries = [&](const char* name, const TensorRef& t) {
-            return map_of<const T>(variant, name, t, p, p.heads, p.seq, S::Br);
-        };
+        const BackwardMaps<T, S> maps(variant, args);
         const auto kernel = p.kv_seq % S::kKeys == 0 ? reduce_scatter<T, S, false, Watch> : reduce_scatter<T, S, true, Watch>;
         simt::LaunchConfig config{.name = "reduce_scatter",
                                   .block = S::kThreads,
@@ -36,10 +28,8 @@ void launch_reduce_scatter(const std::string& variant, Backward& args, const Wat
         const int clusters = std::min(p.batch * p.kv_heads, simt::resident_clusters(kernel, config, args.device.sms));
         config.grid = clusters * S::kCluster;
         const ptx::TensorMap LSE_D = launch_prepare<T, S, false, false>(args, Sums<S>(p, nullptr, nullptr));
-        launch(kernel, config, of_queries("Q", args.q), of_keys.template operator()<const T>("K", args.k),
-               of_keys.template operator()<const T>("K", args.k, S::D / 64), of_keys.template operator()<const T>("V", args.v),
-               of_queries("dO", args.d_o), of_keys.template operator()<T>("dK", args.dk), of_keys.template operator()<T>("dV", args.dv),
-               LSE_D, args.dQ<T>(), p.kv_seq, p.kv_heads, p.scale(), p.scale() * 1.4426950408889634f, watch);
+        launch(kernel, config, maps.Q, maps.K, panel_map<T, S>(variant, args), maps.V, maps.dO, maps.dK, maps.dV, LSE_D, args.dQ<T>(),
+               p.kv_seq, p.kv_heads, p.scale(), p.scale() * 1.4426950408889634f, watch);
     });
 }
 

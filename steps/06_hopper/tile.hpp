@@ -12,6 +12,7 @@ namespace step06 {
 template <class T, int kRows, int D>
 struct alignas(1024) Tile {
     static_assert(sizeof(T) == 2 && D % 64 == 0 && kRows % 8 == 0, "a tile is made of atoms of 8 rows and 64 elements");
+    static constexpr int kColumns = D;
     static constexpr int kBytes = kRows * D * 2;
     static constexpr int kPanel = kRows * 128;  // bytes
     static constexpr int kAtom = 1024;          // bytes of 8 lines

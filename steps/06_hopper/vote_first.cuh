@@ -3,6 +3,7 @@
 // goes from tile to tile, the loads of the next one under the last products of this one.
 #pragma once
 
+#include "06_hopper/repeat.hpp"
 #include "06_hopper/tile.hpp"
 #include "06_hopper/tile_order.hpp"
 #include "attention/mask.hpp"
@@ -372,11 +373,10 @@ __global__ __launch_bounds__(Shape::kThreads, 1) void vote_first(  // tensors as
             if (own_blocks > 0) {
                 step.template operator()<true, true>(at++);
                 for (; static_cast<int>(last - at) > whole; ++at) step.template operator()<false, true>(at);
-                for (int left = static_cast<int>(last - at); left > 0; ++at) {
-                    --left;
-                    ptx::keep_in_place(left);
+                repeat(static_cast<int>(last - at), [&] {
                     step.template operator()<false, false>(at);
-                }
+                    ++at;
+                });
             }
             if (Shape::kOwnO) ptx::mbarrier_arrive(smem.q_empty[wg]);  // there is no further product with it
             if (own_blocks > 0) {
