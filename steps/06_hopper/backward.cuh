@@ -38,16 +38,16 @@ template <>
 struct BackwardDivision<64> {
     static constexpr int kGroups = 3;       // warpgroups that multiply
     static constexpr int kSplit = 1;        // of them share 64 keys
-    static constexpr int kSlots = 3;        // for Q, dO and the numbers of their rows
+    static constexpr int kSlots = 4;        // for Q, dO and the numbers of their rows
     static constexpr int kDsSlots = 2;      // for dS
-    static constexpr int kDqSlots = 2;      // for sums of dQ on their way out
+    static constexpr int kDqSlots = 1;      // for sums of dQ on their way out
     static constexpr bool kLoader = false;  // has a warpgroup that only loads
     static constexpr int kMmaRegisters = 144, kDqRegisters = 80;
 };
 
 template <>
 struct BackwardDivision<128> {
-    static constexpr int kGroups = 2, kSplit = 1, kSlots = 2, kDsSlots = 1, kDqSlots = 2;
+    static constexpr int kGroups = 2, kSplit = 1, kSlots = 2, kDsSlots = 2, kDqSlots = 2;
     static constexpr bool kLoader = true;
     static constexpr int kMmaRegisters = 208, kDqRegisters = 72;
 };
@@ -212,7 +212,9 @@ __global__ __launch_bounds__(Shape::kThreads, 1) void backward(  // tensors as t
     TensorView<std::uint32_t, 4> dQ_turn,                        // kOrdered: (B, Hq, ceil(Nq / Br), 4), how many blocks of keys have added
     int Nq, int Nkv, int kv_heads, float scale, Mask mask, Watch watch) {
     constexpr int D = Shape::D, Br = Shape::Br, Bc = Shape::Bc, kGroups = Shape::kGroups, kTiles = Shape::kTiles, kSplit = Shape::kSplit;
-    constexpr int kSlots = Shape::kSlots, kDsSlots = Shape::kDsSlots, kDqSlots = Shape::kDqSlots;
+    constexpr int kSlots = Shape::kSlots, kDqSlots = Shape::kDqSlots;
+    // A block that is further ahead of others waits longer for them. (At D = 64 registers spill with one slot.)
+    constexpr int kDsSlots = kOrdered && D == 128 ? 1 : Shape::kDsSlots;
     constexpr int kQueries = Shape::kQueries, kColumns = Shape::kColumns;
     constexpr int kN = kQueries / 16;  // of queries 16 at a time
     using Smem = BackwardShared<T, Shape>;
@@ -377,10 +379,12 @@ __global__ __launch_bounds__(Shape::kThreads, 1) void backward(  // tensors as t
         float x[Shape::kQueries / 2];       // S^T, then dP^T: x[4c + 2r + e] is key g + 8r of the warp's, query 8c + 2t + e
         std::uint32_t p[kN][4], ds[kN][4];  // A operands: P^T and dS^T
         float4 of_rows[kN];
+        const auto wait_for_ds_slot = [&] { ptx::mbarrier_wait(smem.ds_empty[ds_slot], parity_of(turn, kDsSlots) ^ 1); };
 
+        // Loads from shared memory come before products are started: behind them they would wait in one queue.
         ptx::mbarrier_wait(smem.q_full[slot], parity);
-        start_product<T, KvTile, QTile>(x, Ks, Qs.advance(slot * QTile::kBytes));
         load_statistics(of_rows, smem.statistics[slot] + own_query, t);
+        start_product<T, KvTile, QTile>(x, Ks, Qs.advance(slot * QTile::kBytes));
         ptx::wgmma_wait<0>();
         ptx::keep_in_place(x);
         exponentials<T, kMasked>(p, x, of_rows, scale_log2, [&](int key, int query) {
@@ -392,22 +396,21 @@ __global__ __launch_bounds__(Shape::kThreads, 1) void backward(  // tensors as t
             share(p, smem.p, own_query, row0, lane);
         }
 
+        load_statistics(of_rows, smem.statistics[slot] + Br + own_query, t);
+        if constexpr (kDsSlots > 1) wait_for_ds_slot();
         ptx::mbarrier_wait(smem.do_full[slot], parity);
         start_product<T, KvTile, QTile>(x, Vs, dOs.advance(slot * QTile::kBytes));
         if constexpr (kSplit == 1) start_sum<T, QTile>(dv, p, dO_rows.advance(slot * QTile::kBytes));
-        load_statistics(of_rows, smem.statistics[slot] + Br + own_query, t);
         ptx::wgmma_wait<kSplit == 1 ? 1 : 0>();  // dP is there, dV not yet
         ptx::keep_in_place(x);
         score_gradients<T>(ds, p, x, of_rows);
-        // dS to the warpgroup that makes dQ.
-        ptx::mbarrier_wait(smem.ds_empty[ds_slot], parity_of(turn, kDsSlots) ^ 1);
+        if constexpr (kSplit == 1) start_sum<T, QTile>(dk, ds, Q_rows.advance(slot * QTile::kBytes));
+        // dS to the warpgroup that makes dQ, under the products of dK.
+        if constexpr (kDsSlots == 1) wait_for_ds_slot();
         share(ds, smem.ds[ds_slot][tile], own_query, row0, lane);
         ptx::fence_proxy_async();  // wgmmas of others shall see what this thread wrote
         __syncwarp();              // and what the others of the warp did
-
-        if constexpr (kSplit == 1) {
-            start_sum<T, QTile>(dk, ds, Q_rows.advance(slot * QTile::kBytes));
-        } else {
+        if constexpr (kSplit > 1) {
             sync_sharers();  // P and dS are whole
             start_shared_sum(dv, smem.p, dO_rows.advance(slot * QTile::kBytes));
             start_shared_sum(dk, smem.ds[ds_slot][tile], Q_rows.advance(slot * QTile::kBytes));

@@ -17,12 +17,12 @@ inline int grid_of(const TileOrder& order, const Device& device, int cluster = 1
 }
 
 /// The order in which the blocks of a persistent grid take tiles of Br queries. @param element bytes of one of K or V
-/// @param cluster blocks that take neighbouring tiles together
-inline TileOrder tile_order(const Problem& p, const Device& device, int Br, std::size_t element, int cluster = 1) {
+/// @param divide whether the kernel can leave parts of a tile @param cluster blocks that take neighbouring tiles together
+inline TileOrder tile_order(const Problem& p, const Device& device, int Br, std::size_t element, bool divide, int cluster = 1) {
     const int tiles = (p.seq + Br - 1) / Br, heads = p.heads * p.batch;
     if (!p.causal) {
         TileOrder order{.tiles = (tiles + cluster - 1) / cluster * cluster, .heads = p.heads, .batch = p.batch, .bundle = 1};
-        if (cluster > 1) return order;
+        if (!divide || cluster > 1) return order;
         // The last round, where it does not fill the GPU, is divided by keys: in as few parts as make it shortest, 4 at most, where that
         // saves more than the time of kWorthIt keys. So much take a part's beginning and end, and the kernel that merges.
         constexpr double kWorthIt = 3072;

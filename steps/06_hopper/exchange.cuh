@@ -113,17 +113,18 @@ SIMT_DEVICE void multiply(float (&dk)[Shape::D / 2], float (&dv)[Shape::D / 2], 
     std::uint32_t p[kN][4], ds[kN][4];  // A operands: P^T and dS^T
     float4 of_rows[kN];
 
+    // As in 06e loads from shared memory come before products.
     ptx::mbarrier_wait(smem.q_full[slot], parity);
-    start_product<T, KvTile, QTile>(x, Ks, Qs.advance(slot * QTile::kBytes));
     load_statistics(of_rows, smem.statistics[slot], t);
+    start_product<T, KvTile, QTile>(x, Ks, Qs.advance(slot * QTile::kBytes));
     ptx::wgmma_wait<0>();
     ptx::keep_in_place(x);
     exponentials<T, kMasked>(p, x, of_rows, scale_log2, [&](int key, int) { return key >= keys; });
 
+    load_statistics(of_rows, smem.statistics[slot] + Br, t);
     ptx::mbarrier_wait(smem.do_full[slot], parity);
     start_product<T, KvTile, QTile>(x, Vs, dOs.advance(slot * QTile::kBytes));
     start_sum<T, QTile>(dv, p, dO_rows.advance(slot * QTile::kBytes));
-    load_statistics(of_rows, smem.statistics[slot] + Br, t);
     ptx::wgmma_wait<1>();  // dP is there, dV not yet
     ptx::keep_in_place(x);
     score_gradients<T>(ds, p, x, of_rows);

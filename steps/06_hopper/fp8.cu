@@ -15,8 +15,8 @@ constexpr const char* kVariant = "06d fp8";
 template <class F>
 decltype(auto) with_fp8_shape(int d, F&& f) {
     switch (d) {
-        case 64: return f.template operator()<Fp8Shape<64, 4, 6, 24, 112>>();
-        case 128: return f.template operator()<Fp8Shape<128, 3, 7, 32, 160>>();
+        case 64: return f.template operator()<Fp8Shape<64, 4, 8, 24, 112>>();
+        case 128: return f.template operator()<Fp8Shape<128, 3, 8, 32, 160>>();
         default: return f.template operator()<Fp8Shape<256, 2, 3, 24, 240>>();
     }
 }
@@ -30,7 +30,7 @@ int blocks_of(int rows) { return (rows + kScaled - 1) / kScaled; }
 
 template <class S>
 TileOrder order_of(const Problem& p, const Device& device) {
-    return tile_order(p, device, S::Br, sizeof(E4m3));
+    return tile_order(p, device, S::Br, sizeof(E4m3), true);
 }
 
 /// A map of a packed tensor (B, heads, rows, D) whose boxes are tiles.

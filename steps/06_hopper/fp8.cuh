@@ -5,6 +5,7 @@
 
 #include "06_hopper/quantise.cuh"
 #include "06_hopper/repeat.hpp"
+#include "06_hopper/ring.hpp"
 #include "06_hopper/tile.hpp"
 #include "06_hopper/tile_order.hpp"
 #include "attention/mask.hpp"
@@ -73,7 +74,7 @@ struct Fp8Shared {
     VTile v[Shape::kSlots];
     Scales scales[Shape::kSlots];  // they come with K
     Mbarrier q_full[Shape::kGroups], q_empty[Shape::kGroups];
-    Mbarrier k_full[Shape::kSlots], k_empty[Shape::kSlots], v_full[Shape::kSlots], v_empty[Shape::kSlots];
+    Mbarrier full[Shape::kSlots], empty[Shape::kSlots];
     Task task[Shape::kGroups];
     float4 largest[Shape::kGroups];  // of Q, in each warp
 };
@@ -132,8 +133,8 @@ __global__ __launch_bounds__(Shape::kThreads, 1) void fp8(  // tensors as their 
     constexpr int kK = Bc / 32;  // steps of P V along the keys
     constexpr int kQ = D / 32;   // steps of Q K^T along the columns
     // P is 2^5 times what it was, so that small weights are not lost, and the largest is a number of e4m3. The maximum that is subtracted
-    // may be too small by 3.5: P is at most 2^8.5 = 362.
-    constexpr float kShift = 5.0f, kStale = 3.5f;
+    // may be too small, as long as P is a number of e4m3: at most 448.
+    constexpr float kShift = 5.0f;
     using Smem = Fp8Shared<T, Shape>;
     using QTile = typename Smem::QTile;
     using KTile = typename Smem::KTile;
@@ -147,19 +148,15 @@ __global__ __launch_bounds__(Shape::kThreads, 1) void fp8(  // tensors as their 
             ptx::mbarrier_init(smem.q_empty[w], 128, "q_empty", w);
         }
         for (int s = 0; s < kSlots; ++s) {
-            ptx::mbarrier_init(smem.k_full[s], 1, "k_full", s);
-            ptx::mbarrier_init(smem.v_full[s], 1, "v_full", s);
-            ptx::mbarrier_init(smem.k_empty[s], kGroups, "k_empty", s);
-            ptx::mbarrier_init(smem.v_empty[s], kGroups, "v_empty", s);
+            ptx::mbarrier_init(smem.full[s], 1, "full", s);
+            ptx::mbarrier_init(smem.empty[s], kGroups, "empty", s);
         }
         ptx::fence_mbarrier_init();
     }
     __syncthreads();
     // By a shuffle, so that the compiler knows that they are the same in all lanes.
     const int warp = __shfl_sync(simt::kFullMask, static_cast<int>(threadIdx.x / 32), 0), wg = warp / 4;
-    // The n-th K tile, counted over all tiles of Q, uses slot n % kSlots for the (n / kSlots)-th time, and so does the n-th V tile.
-    const auto slot_of = [](unsigned n) { return static_cast<int>(n % kSlots); };
-    const auto parity_of = [](unsigned n) { return n / kSlots % 2; };
+    // As in 06c K of a block of keys and V of the one before come and go together.
     const auto blocks_of = [&](int i0, int rows) { return mask.blocks(i0, rows, Nq, Bc, Nkv); };  // that `rows` rows from i0 on see
 
     if (wg == kGroups) {  // the producer, of which one lane works
@@ -167,7 +164,7 @@ __global__ __launch_bounds__(Shape::kThreads, 1) void fp8(  // tensors as their 
         if (warp != 4 * kGroups || !ptx::elect_one()) return;
         const int kv_heads = order.heads / group, kv_blocks = (Nkv + Bc - 1) / Bc;
         ptx::griddepcontrol_wait();  // for quantise()
-        unsigned first = 0;          // K tiles, and V tiles, loaded for earlier tiles of Q
+        Ring<kSlots> ring;           // of the next load
         unsigned round = 0;
         for (int tile = blockIdx.x, next; tile < order.count(); tile = next, ++round) {
             next = atomicAdd(&claims(0), 1) + static_cast<int>(gridDim.x);
@@ -175,21 +172,23 @@ __global__ __launch_bounds__(Shape::kThreads, 1) void fp8(  // tensors as their 
             const int h = place.h, b = place.b, i0 = place.tile * Br, hkv = h / group;
             const TileOrder::Range keys = order.range(place, blocks_of(i0, Br));
             const int blocks = keys.end - keys.begin;
-            const auto load_k = [&](unsigned n) {
-                const int s = slot_of(first + n), j = keys.end - 1 - static_cast<int>(n);
-                ptx::mbarrier_wait(smem.k_empty[s], parity_of(first + n) ^ 1);
-                ptx::mbarrier_arrive_expect_tx(smem.k_full[s], KTile::kBytes + sizeof(float4));
-                ptx::cp_async_bulk_tensor_load(smem.k[s].data, K_map, {0, j * Bc, 0, hkv, b}, smem.k_full[s], ptx::CachePolicy::evict_last);
-                ptx::cp_async_bulk_tensor_load(&smem.scales[s], KV_scale_map, {0, (b * kv_heads + hkv) * kv_blocks + j}, smem.k_full[s],
-                                               ptx::CachePolicy::evict_last);
+            const auto load_next = [&](int n) {  // the n-th of the tile
+                const int slot = ring.slot, j = keys.end - 1 - n;
+                const bool has_k = n < blocks;
+                const bool has_v = n > 0;
+                Mbarrier& full = smem.full[slot];
+                ptx::mbarrier_wait(smem.empty[slot], ring.parity ^ 1);
+                ptx::mbarrier_arrive_expect_tx(full, has_k * (KTile::kBytes + sizeof(float4)) + has_v * VTile::kBytes);
+                if (has_k) {
+                    ptx::cp_async_bulk_tensor_load(smem.k[slot].data, K_map, {0, j * Bc, 0, hkv, b}, full, ptx::CachePolicy::evict_last);
+                    ptx::cp_async_bulk_tensor_load(&smem.scales[slot], KV_scale_map, {0, (b * kv_heads + hkv) * kv_blocks + j}, full,
+                                                   ptx::CachePolicy::evict_last);
+                }
+                if (has_v)
+                    ptx::cp_async_bulk_tensor_load(smem.v[slot].data, V_map, {(j + 1) * Bc, 0, hkv, b}, full, ptx::CachePolicy::evict_last);
+                ring.advance();
             };
-            const auto load_v = [&](unsigned n) {
-                const int s = slot_of(first + n), j = keys.end - 1 - static_cast<int>(n);
-                ptx::mbarrier_wait(smem.v_empty[s], parity_of(first + n) ^ 1);
-                ptx::mbarrier_arrive_expect_tx(smem.v_full[s], VTile::kBytes);
-                ptx::cp_async_bulk_tensor_load(smem.v[s].data, V_map, {j * Bc, 0, hkv, b}, smem.v_full[s], ptx::CachePolicy::evict_last);
-            };
-            if (blocks > 0) load_k(0);
+            if (blocks > 0) load_next(0);
             for (int w = 0; w < kGroups; ++w) {
                 ptx::mbarrier_wait(smem.q_empty[w], round % 2 ^ 1);
                 const Task next_task = task(place, keys);
@@ -203,9 +202,8 @@ __global__ __launch_bounds__(Shape::kThreads, 1) void fp8(  // tensors as their 
                 ptx::cp_async_bulk_tensor_load(smem.q[w].data, Q_map, {0, i0 + 64 * w, 0, h, b}, smem.q_full[w],
                                                ptx::CachePolicy::evict_first);
             }
-            for (unsigned n = 1; n < static_cast<unsigned>(blocks); ++n) load_k(n), load_v(n - 1);
-            if (blocks > 0) load_v(static_cast<unsigned>(blocks) - 1);
-            first += static_cast<unsigned>(blocks);
+            if (blocks > 0)
+                for (int n = 1; n <= blocks; ++n) load_next(n);
         }
         for (int w = 0; w < kGroups; ++w) {
             ptx::mbarrier_wait(smem.q_empty[w], round % 2 ^ 1);
@@ -222,9 +220,10 @@ __global__ __launch_bounds__(Shape::kThreads, 1) void fp8(  // tensors as their 
     const int row0 = 16 * (warp % 4);                               // of the warp, in the warpgroup's 64
     const bool speaks = threadIdx.x % 128 == 0;                     // for the warpgroup
     const auto sync_warpgroup = [&] { ptx::bar_sync(1 + wg, 128); };
+    const auto release = [&](int slot) { ptx::mbarrier_arrive_if(speaks, smem.empty[slot]); };
     const ptx::MatrixDescriptor Ks = smem.k[0].over_columns(), Vs = smem.v[0].over_columns();
 
-    unsigned first = 0;  // K tiles, and V tiles, used for earlier tiles of Q
+    Ring<kSlots> ring;  // of the next tiles
     for (unsigned round = 0;; ++round) {
         ptx::mbarrier_wait(smem.q_full[wg], round % 2);
         const uint4 place = simt::load_shared_16(&smem.task[wg].place);
@@ -246,22 +245,16 @@ __global__ __launch_bounds__(Shape::kThreads, 1) void fp8(  // tensors as their 
 
         // Blocks of keys that only other warpgroups see are handed back. All threads wait for them, though one would do: where threads go
         // ways of their own the compiler takes nothing that follows for equal in all lanes.
-        for (int n = 0; n < blocks - own_blocks; ++n) {
-            const unsigned at = first + static_cast<unsigned>(n);
-            ptx::mbarrier_wait(smem.k_full[slot_of(at)], parity_of(at));
-            ptx::mbarrier_wait(smem.v_full[slot_of(at)], parity_of(at));
+        const auto pass_over = [&] {
+            ptx::mbarrier_wait(smem.full[ring.slot], ring.parity);
             sync_warpgroup();  // no warp still waits
-            if (speaks) {
-                ptx::mbarrier_arrive(smem.k_empty[slot_of(at)]);
-                ptx::mbarrier_arrive(smem.v_empty[slot_of(at)]);
-            }
-        }
+            release(ring.slot);
+            ring.advance();
+        };
+        for (int n = 0; n < blocks - own_blocks; ++n) pass_over();
         if (own_blocks > 0) {
-            float limit[2];          // of what a score may be while m stays
             std::uint32_t p[kK][4];  // A operand of the next P V
-            const auto start_pv = [&](unsigned at) {
-                const int slot = slot_of(at);
-                ptx::mbarrier_wait(smem.v_full[slot], parity_of(at));
+            const auto start_pv = [&](int slot) {
 #pragma unroll
                 for (int k = 0; k < kK; ++k) ptx::keep_in_place(p[k]);
                 ptx::keep_in_place(o);
@@ -271,18 +264,18 @@ __global__ __launch_bounds__(Shape::kThreads, 1) void fp8(  // tensors as their 
                     ptx::wgmma<E4m3, D>(o, p[k], Vs.advance(slot * VTile::kBytes).advance(VTile::column_step(k)), true);
                 ptx::wgmma_commit();
             };
-            const auto finish_pv = [&](unsigned at) {
+            const auto finish_pv = [&] {
                 ptx::wgmma_wait<0>();
                 ptx::keep_in_place(o);
-                if (speaks) ptx::mbarrier_arrive(smem.v_empty[slot_of(at)]);
             };
+            // Blocks that need no mask: the warpgroup's first row sees all their keys.
+            const int whole = mask.visible(i0, Nkv) / Bc - begin;
 
             // S and P of the n-th block of keys, and O of the one before.
             const auto step = [&]<bool kFirst, bool kMasked>(int n) {
-                const unsigned at = first + static_cast<unsigned>(n);
-                const int slot = slot_of(at);
+                const int slot = ring.slot;
                 float s[Bc / 2];
-                ptx::mbarrier_wait(smem.k_full[slot], parity_of(at));
+                ptx::mbarrier_wait(smem.full[slot], ring.parity);
                 const auto [k_scale, v_scale, v_log, v_inverse] = simt::load_shared_16<float4>(&smem.scales[slot]);
 #pragma unroll
                 for (int k = 0; k < kQ; ++k) ptx::keep_in_place(q[k]);
@@ -291,14 +284,16 @@ __global__ __launch_bounds__(Shape::kThreads, 1) void fp8(  // tensors as their 
                 for (int k = 0; k < kQ; ++k)
                     ptx::wgmma<E4m3, Bc>(s, q[k], Ks.advance(slot * KTile::kBytes).advance(KTile::column_step(k)), k > 0);
                 ptx::wgmma_commit();
-                if constexpr (!kFirst) start_pv(at - 1);
+                if constexpr (!kFirst) start_pv(slot);
+                ring.advance();
                 // A score is c s. V's scale counts as part of P: log2 of it is added to the score.
                 const float c = fmaxf(q_scale * k_scale, 0x1p-126f);  // not 0, for -infinity times c
                 ptx::wgmma_wait<kFirst ? 0 : 1>();                    // S is there, O not yet
                 ptx::keep_in_place(s);
-                if (speaks) ptx::mbarrier_arrive(smem.k_empty[slot]);
+                if constexpr (!kFirst) finish_pv();  // the new P will be where it reads the old one
+                release(slot);
 
-                if constexpr (kMasked) {
+                if (kMasked && (!kFirst || blocks - n > whole)) {
                     const int j0 = (end - 1 - n) * Bc;
 #pragma unroll
                     for (int r = 0; r < 2; ++r)
@@ -310,26 +305,32 @@ __global__ __launch_bounds__(Shape::kThreads, 1) void fp8(  // tensors as their 
                                 if (key >= Nkv || mask.hides(i0 + row0 + 8 * r + g, key)) s[4 * x + 2 * r + e] = -INFINITY;
                             }
                 }
-                // Each lane looks at its own columns. Mostly no maximum has grown by much, and the old one will do. As in 06c the largest
-                // is found among integers. If it is negative, all are, and it is not the largest.
-                bool grows = true;
-                if constexpr (!kMasked) {
-                    bool mine = false;
+                // P relative to m, the sums of its rows in this lane's columns, and the largest partial sum.
+                float sum[2], largest;
+                const auto weigh = [&] {
+                    float sums[2][2];
 #pragma unroll
                     for (int r = 0; r < 2; ++r) {
-                        int chains[2];
+                        const float reference = (kMasked && m[r] == -INFINITY ? 0.0f : m[r]) - (v_log + kShift);
+                        // Four neighbours of the A operand are two of each of two 8-key columns: V's keys lie in this order.
 #pragma unroll
-                        for (int x = 0; x < kN; ++x) {
-                            const int left = __float_as_int(s[4 * x + 2 * r]), right = __float_as_int(s[4 * x + 2 * r + 1]);
-                            chains[x % 2] = x < 2 ? max(left, right) : max(max(chains[x % 2], left), right);
+                        for (int x = 0; x < kN; x += 2) {
+                            float four[4];
+#pragma unroll
+                            for (int e = 0; e < 4; ++e) {
+                                four[e] = ptx::ex2_approx_ftz(c * s[4 * (x + e / 2) + 2 * r + e % 2] - reference);
+                                float& chain = sums[r][e % 2];
+                                chain = x == 0 && e < 2 ? four[e] : chain + four[e];
+                            }
+                            p[x / 4][x / 2 % 2 * 2 + r] = simt::pack_e4m3(four[0], four[1], four[2], four[3]);
                         }
-                        const float top = __int_as_float(max(chains[0], chains[1]));
-                        mine = mine || top < 0.0f || c * top + v_log > limit[r];
+                        sum[r] = sums[r][0] + sums[r][1];
                     }
-                    grows = __any_sync(simt::kFullMask, mine);
-                }
-                float alpha[2];
-                if (grows) {
+                    largest = fmaxf(fmaxf(sums[0][0], sums[0][1]), fmaxf(sums[1][0], sums[1][1]));
+                };
+                // Makes m the maximum, and l and O relative to it.
+                const auto follow = [&] {
+                    float alpha[2];
 #pragma unroll
                     for (int r = 0; r < 2; ++r) {
                         float most[2] = {s[2 * r], s[2 * r + 1]};
@@ -341,43 +342,30 @@ __global__ __launch_bounds__(Shape::kThreads, 1) void fp8(  // tensors as their 
                         const float m_new = fmaxf(m[r], c * simt::warp_max<4>(fmaxf(most[0], most[1])) + v_log);
                         alpha[r] = m_new == -INFINITY ? 1.0f : ptx::ex2_approx_ftz(m[r] - m_new);
                         m[r] = m_new;
-                        limit[r] = m_new + kStale;
                         l[r] *= alpha[r];
                     }
-                }
+                    if constexpr (!kFirst) {  // else O is 0
 #pragma unroll
-                for (int r = 0; r < 2; ++r) {
-                    const float reference = (kMasked && m[r] == -INFINITY ? 0.0f : m[r]) - (v_log + kShift);
-                    float sum[2] = {};
+                        for (int x = 0; x < D / 8; ++x)
 #pragma unroll
-                    for (int x = 0; x < kN; ++x)
-#pragma unroll
-                        for (int e = 0; e < 2; ++e) {
-                            float& element = s[4 * x + 2 * r + e];
-                            element = ptx::ex2_approx_ftz(c * element - reference);
-                            sum[e] += element;
-                        }
-                    l[r] += v_inverse * (sum[0] + sum[1]);
-                }
-                if constexpr (!kFirst) finish_pv(at - 1);
-                    // Four neighbours of the A operand are two of each of two 8-key columns: V's keys lie in this order.
-#pragma unroll
-                for (int k = 0; k < kK; ++k)
-#pragma unroll
-                    for (int e = 0; e < 4; ++e) {
-                        const float* pair = s + 16 * k + 8 * (e / 2) + 2 * (e % 2);
-                        p[k][e] = simt::pack_e4m3(pair[0], pair[1], pair[4], pair[5]);
+                            for (int e = 0; e < 4; ++e) o[4 * x + e] *= alpha[e / 2];
                     }
-                if (!kFirst && grows) {
-#pragma unroll
-                    for (int x = 0; x < D / 8; ++x)
-#pragma unroll
-                        for (int e = 0; e < 4; ++e) o[4 * x + e] *= alpha[e / 2];
+                };
+                // As in 06c m stays what it is as long as no P is too large, and none is if no partial sum is.
+                if constexpr (kMasked) {
+                    follow();
+                    weigh();
+                } else {
+                    weigh();
+                    if (__any_sync(simt::kFullMask, largest > simt::kLargestE4m3)) {
+                        follow();
+                        weigh();
+                    }
                 }
+#pragma unroll
+                for (int r = 0; r < 2; ++r) l[r] += v_inverse * sum[r];
             };
 
-            const int whole =
-                mask.visible(i0, Nkv) / Bc - begin;  // blocks that need no mask: the warpgroup's first row sees all their keys
             int n = blocks - own_blocks;
             step.template operator()<true, true>(n);
             for (++n; n < blocks - whole; ++n) step.template operator()<false, true>(n);
@@ -385,10 +373,14 @@ __global__ __launch_bounds__(Shape::kThreads, 1) void fp8(  // tensors as their 
                 step.template operator()<false, false>(n);
                 ++n;
             });
-            start_pv(first + static_cast<unsigned>(blocks) - 1);
-            finish_pv(first + static_cast<unsigned>(blocks) - 1);
+            ptx::mbarrier_wait(smem.full[ring.slot], ring.parity);
+            start_pv(ring.slot);
+            finish_pv();
+            release(ring.slot);
+            ring.advance();
+        } else if (blocks > 0) {
+            pass_over();
         }
-        first += static_cast<unsigned>(blocks);
 
         float inverse[2], lse[2];
 #pragma unroll

@@ -12,7 +12,7 @@ void forward(Forward& args) { launch_vote_first(args, simt::Unwatched{}); }
 /// K and V are read once for all blocks of a cluster, whose blocks do not claim.
 Movement moves(const Problem& p, const Device& device) {
     return with_vote_first_shape(p, [&]<class S>() {
-        const TileOrder order = tile_order(p, device, S::Br, size_of(p.dtype), S::kCluster);
+        const TileOrder order = vote_first_order<S>(p, device);
         Movement movement = q_parallel_movement(p, {S::Br * S::kCluster, S::Bc}, true);
         if (S::kCluster == 1) movement.requested.tensors.push_back(claims_moved(order, device));
         add_parts(movement, order, p, S::Br);
@@ -21,8 +21,7 @@ Movement moves(const Problem& p, const Device& device) {
 }
 
 std::size_t workspace_bytes(const Problem& p, const Device& device) {
-    return with_vote_first_shape(
-        p, [&]<class S>() { return kClaimBytes + parts_bytes(tile_order(p, device, S::Br, size_of(p.dtype), S::kCluster), S::Br, S::D); });
+    return with_vote_first_shape(p, [&]<class S>() { return kClaimBytes + parts_bytes(vote_first_order<S>(p, device), S::Br, S::D); });
 }
 
 }  // namespace

@@ -4,6 +4,7 @@
 #pragma once
 
 #include "06_hopper/repeat.hpp"
+#include "06_hopper/ring.hpp"
 #include "06_hopper/tile.hpp"
 #include "06_hopper/tile_order.hpp"
 #include "attention/mask.hpp"
@@ -43,6 +44,8 @@ struct VoteFirstShape {
     static constexpr int kConsumers = 128 * kGroups;  // threads
     static constexpr int kThreads = kConsumers + 128;
     static constexpr int kSlots = D == 64 ? 4 : 2;
+    // At D = 64, where instructions are what is short and registers hold S beside P, P comes first, and its sums tell whether m will do.
+    static constexpr bool kSumsVote = D == 64;
     static constexpr bool kOwnO = D < 256;  // O has memory of its own, so that the next Q can be loaded while it goes out
     // A thread block begins with the same for all threads, in steps of 8.
     static constexpr int kRegisters = 65536 / kThreads / 8 * 8, kProducerRegisters = kGroups == 2 ? 40 : kGroups == 3 ? 32 : 24;
@@ -60,7 +63,7 @@ struct VoteFirstShared {
     KvTile k[Shape::kSlots], v[Shape::kSlots];
     std::conditional_t<Shape::kOwnO, QTile[Shape::kGroups], Nothing> o;
     Mbarrier q_full[Shape::kGroups], q_empty[Shape::kGroups];
-    Mbarrier k_full[Shape::kSlots], k_empty[Shape::kSlots], v_full[Shape::kSlots], v_empty[Shape::kSlots];
+    Mbarrier full[Shape::kSlots], empty[Shape::kSlots];
     Task task[Shape::kGroups];
 
     SIMT_DEVICE QTile& output(int wg) {
@@ -109,10 +112,8 @@ __global__ __launch_bounds__(Shape::kThreads, 1) void vote_first(  // tensors as
             ptx::mbarrier_init(smem.q_empty[w], 128, "q_empty", w);
         }
         for (int s = 0; s < kSlots; ++s) {
-            ptx::mbarrier_init(smem.k_full[s], 1, "k_full", s);
-            ptx::mbarrier_init(smem.v_full[s], 1, "v_full", s);
-            ptx::mbarrier_init(smem.k_empty[s], kGroups * kCluster, "k_empty", s);
-            ptx::mbarrier_init(smem.v_empty[s], kGroups * kCluster, "v_empty", s);
+            ptx::mbarrier_init(smem.full[s], 1, "full", s);
+            ptx::mbarrier_init(smem.empty[s], kGroups * kCluster, "empty", s);
         }
         ptx::fence_mbarrier_init();
     }
@@ -123,28 +124,22 @@ __global__ __launch_bounds__(Shape::kThreads, 1) void vote_first(  // tensors as
     if (threadIdx.x == 0) watch.begin();
     // By a shuffle, so that the compiler knows that they are the same in all lanes.
     const int warp = __shfl_sync(simt::kFullMask, static_cast<int>(threadIdx.x / 32), 0), wg = warp / 4;
-    // The n-th K tile, counted over all tiles of Q, uses slot n % kSlots for the (n / kSlots)-th time, and so does the n-th V tile.
-    const auto slot_of = [](unsigned n) { return static_cast<int>(n % kSlots); };
-    const auto parity_of = [](unsigned n) { return n / kSlots % 2; };
-
+    // A turn multiplies with K of a block of keys and with V of the one before, so they come and go together: a tile of Q with n blocks
+    // has n + 1 loads. They use the slots in turn.
     if (wg == kGroups) {  // the producer, of which one lane works
         ptx::setmaxnreg_dec<Shape::kProducerRegisters>();
         if (warp == 4 * kGroups && ptx::elect_one()) {
             constexpr int kPanels = D / 64 / kCluster;  // of a tile that this block loads
             const int panel = kCluster > 1 ? kPanels * static_cast<int>(ptx::cluster_rank()) : 0;
-            const auto load = [&](KvTile(&ring)[kSlots], const TensorMap& map, Mbarrier(&full)[kSlots], Mbarrier(&empty)[kSlots],
-                                  unsigned n, int j, int h, int b) {
-                const int s = slot_of(n);
-                ptx::mbarrier_wait(empty[s], parity_of(n) ^ 1);
-                ptx::mbarrier_arrive_expect_tx(full[s], KvTile::kBytes);
-                watch.mark(kGroups, &ring == &smem.k ? watched::k_tile : watched::v_tile, static_cast<int>(n));
+            const auto load = [&](KvTile& tile, const TensorMap& map, Mbarrier& full, int j, int h, int b) {
                 if constexpr (kCluster > 1)
-                    ptx::cp_async_bulk_tensor_multicast(ring[s].data + panel * (Bc * 64), map, {0, j * Bc, panel, h / group, b}, full[s],
+                    ptx::cp_async_bulk_tensor_multicast(tile.data + panel * (Bc * 64), map, {0, j * Bc, panel, h / group, b}, full,
                                                         (1 << kCluster) - 1, ptx::CachePolicy::evict_last);
                 else
-                    ptx::cp_async_bulk_tensor_load(ring[s].data, map, {0, j * Bc, 0, h / group, b}, full[s], ptx::CachePolicy::evict_last);
+                    ptx::cp_async_bulk_tensor_load(tile.data, map, {0, j * Bc, 0, h / group, b}, full, ptx::CachePolicy::evict_last);
             };
-            unsigned first = 0;  // K tiles, and V tiles, loaded for earlier tiles of Q
+            Ring<kSlots> ring;  // of the next load
+            int first = 0;      // blocks of keys of earlier tiles of Q, for the watch
             unsigned round = 0;
             for (int tile = blockIdx.x, next; tile < order.count(); tile = next, ++round) {
                 // A cluster's blocks must go on together, so they do not claim.
@@ -153,9 +148,23 @@ __global__ __launch_bounds__(Shape::kThreads, 1) void vote_first(  // tensors as
                 const int h = place.h, b = place.b, i0 = place.tile * Br;
                 const TileOrder::Range keys = order.range(place, blocks_of(place.tile / kCluster * kCluster * Br, kCluster * Br));
                 const int blocks = keys.end - keys.begin;
-                const auto load_k = [&](int n) { load(smem.k, K_map, smem.k_full, smem.k_empty, first + n, keys.end - 1 - n, h, b); };
-                const auto load_v = [&](int n) { load(smem.v, V_map, smem.v_full, smem.v_empty, first + n, keys.end - 1 - n, h, b); };
-                if (blocks > 0) load_k(0);
+                const auto load_next = [&](int n) {  // the n-th of the tile
+                    const int slot = ring.slot, j = keys.end - 1 - n;
+                    const bool has_k = n < blocks;
+                    const bool has_v = n > 0;
+                    ptx::mbarrier_wait(smem.empty[slot], ring.parity ^ 1);
+                    ptx::mbarrier_arrive_expect_tx(smem.full[slot], (has_k + has_v) * KvTile::kBytes);
+                    if (has_k) {
+                        watch.mark(kGroups, watched::k_tile, first + n);
+                        load(smem.k[slot], K_map, smem.full[slot], j, h, b);
+                    }
+                    if (has_v) {
+                        watch.mark(kGroups, watched::v_tile, first + n - 1);
+                        load(smem.v[slot], V_map, smem.full[slot], j + 1, h, b);
+                    }
+                    ring.advance();
+                };
+                if (blocks > 0) load_next(0);
                 for (int w = 0; w < kGroups; ++w) {
                     ptx::mbarrier_wait(smem.q_empty[w], round % 2 ^ 1);
                     const Task next_task = task(place, keys);
@@ -169,9 +178,9 @@ __global__ __launch_bounds__(Shape::kThreads, 1) void vote_first(  // tensors as
                     ptx::cp_async_bulk_tensor_load(smem.q[w].data, Q_map, {0, i0 + 64 * w, 0, h, b}, smem.q_full[w],
                                                    ptx::CachePolicy::evict_first);
                 }
-                for (int n = 1; n < blocks; ++n) load_k(n), load_v(n - 1);
-                if (blocks > 0) load_v(blocks - 1);
-                first += static_cast<unsigned>(blocks);
+                if (blocks > 0)
+                    for (int n = 1; n <= blocks; ++n) load_next(n);
+                first += blocks;
             }
             for (int w = 0; w < kGroups; ++w) {
                 ptx::mbarrier_wait(smem.q_empty[w], round % 2 ^ 1);
@@ -189,8 +198,8 @@ __global__ __launch_bounds__(Shape::kThreads, 1) void vote_first(  // tensors as
         // The maximum is taken of S before scaling. That is the maximum after it for a positive scale: the sign of others goes into Q.
         const bool negative = scale_log2 < 0.0f;
         const float c_log2 = fmaxf(fabsf(scale_log2), 0x1p-126f);  // not 0, for -infinity times c
-        // How far above m an element of S may lie: its P is 2^8 then, which any type holds.
-        const float slack = fminf(8.0f / c_log2, 1e38f);
+        constexpr float kMost = 256;                               // that P may be, which any type holds
+        const float slack = fminf(log2f(kMost) / c_log2, 1e38f);   // how far above m the element of S of such a P lies
 
         const auto take_turn = [&] { ptx::bar_sync(1 + wg, 256); };
         const auto pass_turn = [&] { ptx::bar_arrive(1 + (wg + 1) % kGroups, 256); };
@@ -207,16 +216,14 @@ __global__ __launch_bounds__(Shape::kThreads, 1) void vote_first(  // tensors as
         // o[4c + 2r + e] is row g + 8r, column 8c + 2t + e of the warp's 16 rows; s below likewise.
         float o[D / 2];
         float m[2], l[2];        // m times c_log2; l of this lane's columns only, until the end
-        int limit[2];            // of elements of S, while m stays; to compare with as integers
+        int limit[2];            // without kSumsVote: of elements of S, while m stays; to compare with as integers
         std::uint32_t p[kK][4];  // A operand of the next P V: the accumulators of two neighbouring 8-key columns of S
         QTile& out = smem.output(wg);
         const ptx::MatrixDescriptor Qs = smem.q[wg].over_columns();
         const ptx::MatrixDescriptor Ks = smem.k[0].over_columns(), Vs = smem.v[0].over_rows();
 
-        // Starts O += P V with the n-th V tile. The turn is passed two products before the last.
-        const auto start_pv = [&](unsigned n, bool pass) {
-            const int slot = slot_of(n);
-            ptx::mbarrier_wait(smem.v_full[slot], parity_of(n));
+        // Starts O += P V with the V tile in a slot. The turn is passed two products before the last.
+        const auto start_pv = [&](int slot, bool pass) {
 #pragma unroll
             for (int k = 0; k < kK; ++k) ptx::keep_in_place(p[k]);
             ptx::keep_in_place(o);
@@ -228,36 +235,39 @@ __global__ __launch_bounds__(Shape::kThreads, 1) void vote_first(  // tensors as
             }
             ptx::wgmma_commit();
         };
-        const auto finish_pv = [&](unsigned n) {
+        const auto finish_pv = [&] {
             ptx::wgmma_wait<0>();
             ptx::keep_in_place(o);
-            release(smem.v_empty[slot_of(n)]);
         };
-        // A tile that the other warpgroups use.
-        const auto pass_over = [&](Mbarrier(&full)[kSlots], Mbarrier(&empty)[kSlots], unsigned n) {
-            ptx::mbarrier_wait(full[slot_of(n)], parity_of(n));
-            sync_warpgroup();  // no warp still waits for it
-            release(empty[slot_of(n)]);
+        // Tiles that the other warpgroups use.
+        Ring<kSlots> ring;  // of the next tiles
+        const auto pass_over = [&] {
+            ptx::mbarrier_wait(smem.full[ring.slot], ring.parity);
+            sync_warpgroup();  // no warp still waits for them
+            release(smem.empty[ring.slot]);
+            ring.advance();
         };
-        unsigned first = 0;                  // K tiles, and V tiles, used for earlier tiles of Q
         if (wg == kGroups - 1) pass_turn();  // the first warpgroup begins
-        for (unsigned round = 0;; ++round) {
+        int first = 0, blocks = 0;           // blocks of keys of earlier tiles of Q, for the watch, and of this one
+        for (unsigned round = 0;; ++round, first += blocks) {
             ptx::mbarrier_wait(smem.q_full[wg], round % 2);
             const uint4 place = simt::load_shared_16(&smem.task[wg].place);
             if (place.w == 0) break;
             const int q_tile = static_cast<int>(place.x), h = static_cast<int>(place.y), b = static_cast<int>(place.z);
             const int i0 = q_tile * Br;
             const uint4 keys = simt::load_shared_16(&smem.task[wg].keys);
-            const int begin = static_cast<int>(keys.x), end = static_cast<int>(keys.y), blocks = end - begin;
+            const int begin = static_cast<int>(keys.x), end = static_cast<int>(keys.y);
+            blocks = end - begin;
 
             const auto note = [&](watched::Event event, int n) {
-                if (speaks) watch.mark(wg, event, static_cast<int>(first) + n);
+                if (speaks) watch.mark(wg, event, first + n);
             };
-            // S and P of a block of keys, from the last to the first, and O of the one before. `at` counts K tiles over all tiles of Q.
-            const auto step = [&]<bool kFirst, bool kMasked>(unsigned at) {
-                const int slot = slot_of(at), n = static_cast<int>(at - first);
+            const int whole = mask.visible(i0 + 64 * wg, Nkv) / Bc - begin;  // blocks that need no mask
+            // S and P of the n-th block of keys, from the last to the first, and O of the one before.
+            const auto step = [&]<bool kFirst, bool kMasked>(int n) {
+                const int slot = ring.slot;
                 float s[Bc / 2];
-                ptx::mbarrier_wait(smem.k_full[slot], parity_of(at));
+                ptx::mbarrier_wait(smem.full[slot], ring.parity);
                 note(watched::waits, n);
                 if constexpr (!kFirst) take_turn();
                 note(watched::multiplies, n);
@@ -267,17 +277,18 @@ __global__ __launch_bounds__(Shape::kThreads, 1) void vote_first(  // tensors as
                     ptx::wgmma<T, Bc>(s, Qs.advance(QTile::column_step(k)),
                                       Ks.advance(slot * KvTile::kBytes).advance(KvTile::column_step(k)), k > 0);
                 ptx::wgmma_commit();
-                if constexpr (!kFirst) start_pv(at - 1, true);
+                if constexpr (!kFirst) start_pv(slot, true);
+                ring.advance();
                 ptx::wgmma_wait<kFirst ? 0 : 1>();  // S is there, O not yet
                 ptx::keep_in_place(s);
                 note(watched::has_s, n);
-                release(smem.k_empty[slot]);
                 if constexpr (!kFirst) {  // soon after S; between the exponentials it would hold them up
-                    finish_pv(at - 1);
+                    finish_pv();
                     note(watched::has_o, n - 1);
                 }
+                release(smem.empty[slot]);
 
-                if constexpr (kMasked) {
+                if (kMasked && (!kFirst || blocks - n > whole)) {
 #pragma unroll
                     for (int r = 0; r < 2; ++r)
 #pragma unroll
@@ -288,10 +299,65 @@ __global__ __launch_bounds__(Shape::kThreads, 1) void vote_first(  // tensors as
                                 if (key >= Nkv || mask.hides(i0 + row0 + 8 * r + g, key)) s[4 * c + 2 * r + e] = -INFINITY;
                             }
                 }
-                // Masked blocks come first, so that each row has an m when votes begin. If no lane of the warp has an element above its
-                // limit, m stays what it is: O, l and P are all relative to the same m, and it cancels in O / l.
-                bool grows = true;
-                if constexpr (!kMasked) {
+                // P relative to m, and its sum in this lane's columns.
+                float sum[2];
+                const auto weigh = [&] {
+#pragma unroll
+                    for (int r = 0; r < 2; ++r) {
+                        // exp(scale (s - m)) = 2^(c s - c m) with c = scale * log2(e): one FMA and one ex2 an element.
+                        const float reference = kMasked && m[r] == -INFINITY ? 0.0f : m[r];
+                        float sums[2];
+#pragma unroll
+                        for (int c = 0; c < kN; ++c) {
+                            float x[2];
+#pragma unroll
+                            for (int e = 0; e < 2; ++e) {
+                                x[e] = ptx::ex2_approx_ftz(c_log2 * s[4 * c + 2 * r + e] - reference);
+                                sums[e] = c == 0 ? x[e] : sums[e] + x[e];
+                            }
+                            p[c / 2][c % 2 * 2 + r] = ptx::pack<T>(x[0], x[1]);
+                        }
+                        sum[r] = sums[0] + sums[1];
+                    }
+                };
+                // Makes m the maximum, and l and O relative to it.
+                const auto follow = [&] {
+                    float alpha[2];
+#pragma unroll
+                    for (int r = 0; r < 2; ++r) {
+                        float most[2] = {s[2 * r], s[2 * r + 1]};
+#pragma unroll
+                        for (int c = 1; c < kN; ++c)
+#pragma unroll
+                            for (int e = 0; e < 2; ++e) most[e] = fmaxf(most[e], s[4 * c + 2 * r + e]);
+                        const float top = simt::warp_max<4>(fmaxf(most[0], most[1]));  // of the four lanes of a row
+                        if (!Shape::kSumsVote && c_log2 * top >= m[r])
+                            limit[r] = top + slack >= 0.0f ? __float_as_int(top + slack) : INT_MIN;
+                        const float m_new = fmaxf(m[r], c_log2 * top);
+                        alpha[r] = m_new == -INFINITY ? 1.0f : ptx::ex2_approx_ftz(m[r] - m_new);
+                        l[r] *= alpha[r];
+                        m[r] = m_new;
+                    }
+                    if constexpr (!kFirst) {  // else O is 0
+#pragma unroll
+                        for (int c = 0; c < kC; ++c)
+#pragma unroll
+                            for (int e = 0; e < 4; ++e) o[4 * c + e] *= alpha[e / 2];
+                    }
+                };
+                // Masked blocks come first, so that nearly each row has an m when votes begin; one without says yes. Then m stays what it
+                // is as long as no lane of the warp finds anything too large: O, l and P are all relative to the same m, and it cancels in
+                // O / l.
+                if constexpr (kMasked) {
+                    follow();
+                    weigh();
+                } else if constexpr (Shape::kSumsVote) {
+                    weigh();  // no P is too large if no sum is
+                    if (__any_sync(simt::kFullMask, fmaxf(sum[0], sum[1]) > kMost)) {
+                        follow();
+                        weigh();
+                    }
+                } else {
                     // As integers floats compare as they do as floats unless both are negative, and the largest of three is one
                     // instruction. Where the limit is negative, all is above it.
                     int top[2][2];
@@ -303,52 +369,12 @@ __global__ __launch_bounds__(Shape::kThreads, 1) void vote_first(  // tensors as
                             int& most = top[r][c % 2];
                             most = c < 2 ? max(left, right) : max(max(most, left), right);
                         }
-                    grows = __any_sync(simt::kFullMask, max(top[0][0], top[0][1]) > limit[0] || max(top[1][0], top[1][1]) > limit[1]);
-                }
-                float alpha[2];
-                if (grows) {
-#pragma unroll
-                    for (int r = 0; r < 2; ++r) {
-                        float most[2] = {s[2 * r], s[2 * r + 1]};
-#pragma unroll
-                        for (int c = 1; c < kN; ++c)
-#pragma unroll
-                            for (int e = 0; e < 2; ++e) most[e] = fmaxf(most[e], s[4 * c + 2 * r + e]);
-                        const float top = simt::warp_max<4>(fmaxf(most[0], most[1]));  // of the four lanes of a row
-                        if (c_log2 * top >= m[r]) limit[r] = top + slack >= 0.0f ? __float_as_int(top + slack) : INT_MIN;
-                        const float m_new = fmaxf(m[r], c_log2 * top);
-                        alpha[r] = m_new == -INFINITY ? 1.0f : ptx::ex2_approx_ftz(m[r] - m_new);
-                        l[r] *= alpha[r];
-                        m[r] = m_new;
-                    }
+                    if (__any_sync(simt::kFullMask, max(top[0][0], top[0][1]) > limit[0] || max(top[1][0], top[1][1]) > limit[1])) follow();
+                    weigh();
                 }
 #pragma unroll
-                for (int r = 1; r >= 0; --r) {  // measured: in this order 1 % faster at d = 64
-                    // exp(scale (s - m)) = 2^(c s - c m) with c = scale * log2(e): one FMA and one ex2 an element.
-                    const float reference = kMasked && m[r] == -INFINITY ? 0.0f : m[r];
-                    float sum[2];
-#pragma unroll
-                    for (int c = 0; c < kN; ++c)
-#pragma unroll
-                        for (int e = 0; e < 2; ++e) {
-                            float& x = s[4 * c + 2 * r + e];
-                            x = ptx::ex2_approx_ftz(c_log2 * x - reference);
-                            sum[e] = c == 0 ? x : sum[e] + x;
-                        }
-                    l[r] += sum[0] + sum[1];
-                }
+                for (int r = 0; r < 2; ++r) l[r] += sum[r];
                 note(watched::has_p, n);
-                // Before O is rescaled, which is rare, so that it can run beside the exponentials.
-#pragma unroll
-                for (int k = 0; k < kK; ++k)
-#pragma unroll
-                    for (int e = 0; e < 4; ++e) p[k][e] = ptx::pack<T>(s[8 * k + 2 * e], s[8 * k + 2 * e + 1]);
-                if (!kFirst && grows) {
-#pragma unroll
-                    for (int c = 0; c < kC; ++c)
-#pragma unroll
-                        for (int e = 0; e < 4; ++e) o[4 * c + e] *= alpha[e / 2];
-                }
             };
 
 #pragma unroll
@@ -361,28 +387,30 @@ __global__ __launch_bounds__(Shape::kThreads, 1) void vote_first(  // tensors as
                 ptx::fence_proxy_async();  // wgmma shall see it
                 sync_warpgroup();
             }
-            const int whole = mask.visible(i0 + 64 * wg, Nkv) / Bc - begin;  // blocks that need no mask
-            unsigned at = first;
-            const unsigned last = first + static_cast<unsigned>(blocks);
+            int n = 0;
             // Above the diagonal of this warpgroup's rows, and past the last row.
-            for (; at != last - static_cast<unsigned>(own_blocks); ++at) {
-                pass_over(smem.k_full, smem.k_empty, at);
-                pass_over(smem.v_full, smem.v_empty, at);
-                if (at != last - 1) take_turn(), pass_turn();
+            for (; n < blocks - own_blocks; ++n) {
+                pass_over();
+                if (n < blocks - 1) take_turn(), pass_turn();
             }
             if (own_blocks > 0) {
-                step.template operator()<true, true>(at++);
-                for (; static_cast<int>(last - at) > whole; ++at) step.template operator()<false, true>(at);
-                repeat(static_cast<int>(last - at), [&] {
-                    step.template operator()<false, false>(at);
-                    ++at;
+                step.template operator()<true, true>(n++);
+                for (; n < blocks - whole; ++n) step.template operator()<false, true>(n);
+                repeat(blocks - n, [&] {
+                    step.template operator()<false, false>(n);
+                    ++n;
                 });
             }
             if (Shape::kOwnO) ptx::mbarrier_arrive(smem.q_empty[wg]);  // there is no further product with it
             if (own_blocks > 0) {
-                start_pv(last - 1, false);
-                finish_pv(last - 1);
+                ptx::mbarrier_wait(smem.full[ring.slot], ring.parity);
+                start_pv(ring.slot, false);
+                finish_pv();
+                release(smem.empty[ring.slot]);
+                ring.advance();
                 note(watched::has_o, blocks - 1);
+            } else if (blocks > 0) {
+                pass_over();
             }
 
             float inverse[2], lse[2];
@@ -405,7 +433,6 @@ __global__ __launch_bounds__(Shape::kThreads, 1) void vote_first(  // tensors as
                         simt::store_global_8(&O_row(8 * c + 2 * t),
                                              float2{o[4 * c + 2 * r] * inverse[r], o[4 * c + 2 * r + 1] * inverse[r]});
                 }
-                first = last;
                 continue;
             }
 
@@ -434,7 +461,6 @@ __global__ __launch_bounds__(Shape::kThreads, 1) void vote_first(  // tensors as
                 const int i = i0 + row0 + 8 * r + g;
                 if (t == 0 && i < Nq) LSE3(b, h, i) = lse[r];
             }
-            first = last;
         }
         if (wg == 0) take_turn();                       // the last one, which has no work
         if (speaks) ptx::cp_async_bulk_wait_read<0>();  // shared memory ends with the block

@@ -8,17 +8,26 @@
 namespace step06 {
 
 /// Calls f with 06c's shape for a problem. As many warpgroups as O (64 D), S (64 Bc) and P (half of that) leave registers for.
-/// Clusters pay where a block has few rows for the K and V that it reads, which is d = 256; with a mask the tiles of a cluster end at
-/// different times, and its blocks would wait for each other.
+/// Clusters pay where a block has few rows for the K and V that it reads, which is d = 256, and where tiles are long; with a mask the tiles
+/// of a cluster end at different times, and its blocks would wait for each other. From which length on a shape is the faster one was
+/// measured.
 template <class F>
 decltype(auto) with_vote_first_shape(const Problem& p, F&& f) {
     switch (p.head_dim) {
-        case 64: return f.template operator()<VoteFirstShape<64, 64, 4, 1>>();
+        case 64:
+            if (p.kv_seq >= (p.causal ? 8192 : 4096)) return f.template operator()<VoteFirstShape<64, 128, 3, 1>>();
+            return f.template operator()<VoteFirstShape<64, 64, 4, 1>>();
         case 128: return f.template operator()<VoteFirstShape<128, 80, 3, 1>>();
         default:
-            if (p.causal) return f.template operator()<VoteFirstShape<256, 80, 2, 1>>();
-            return f.template operator()<VoteFirstShape<256, 80, 2, 2>>();
+            if (p.kv_seq >= 8192 && !p.causal) return f.template operator()<VoteFirstShape<256, 80, 2, 2>>();
+            return f.template operator()<VoteFirstShape<256, 64, 2, 1>>();
     }
+}
+
+/// The order in which blocks of a shape take the tiles of a problem. Where O has no memory of its own, a tile is not divided.
+template <class S>
+TileOrder vote_first_order(const Problem& p, const Device& device) {
+    return tile_order(p, device, S::Br, size_of(p.dtype), S::kOwnO, S::kCluster);
 }
 
 template <class W>
@@ -27,7 +36,7 @@ void launch_vote_first(Forward& args, const W& watch) {
     const Problem& p = args.problem;
     with_tensors(variant, args, [&]<class T>() {
         with_vote_first_shape(p, [&]<class S>() {
-            const TileOrder order = tile_order(p, args.device, S::Br, sizeof(T), S::kCluster);
+            const TileOrder order = vote_first_order<S>(p, args.device);
             const Parts parts = step06::parts(args, order, S::Br);
             const auto of_queries = [&]<class E>(const char* name, const TensorRef& t) {
                 return map_of<E>(variant, name, t, p, p.heads, p.seq, 64);
