@@ -136,7 +136,6 @@ __global__ __launch_bounds__(Shape::kThreads, 1) void fp8(  // tensors as their 
     // may be too small, as long as P is a number of e4m3: at most 448.
     constexpr float kShift = 5.0f;
     using Smem = Fp8Shared<T, Shape>;
-    using QTile = typename Smem::QTile;
     using KTile = typename Smem::KTile;
     using VTile = typename Smem::VTile;
     const int Nq = LSE3.extent(2);
@@ -189,27 +188,10 @@ __global__ __launch_bounds__(Shape::kThreads, 1) void fp8(  // tensors as their 
                 ring.advance();
             };
             if (blocks > 0) load_next(0);
-            for (int w = 0; w < kGroups; ++w) {
-                ptx::mbarrier_wait(smem.q_empty[w], round % 2 ^ 1);
-                const Task next_task = task(place, keys);
-                simt::store_shared_16(&smem.task[w].place, next_task.place);
-                simt::store_shared_16(&smem.task[w].keys, next_task.keys);
-                if (blocks == 0) {  // nothing to multiply with
-                    ptx::mbarrier_arrive(smem.q_full[w]);
-                    continue;
-                }
-                ptx::mbarrier_arrive_expect_tx(smem.q_full[w], QTile::kBytes);
-                ptx::cp_async_bulk_tensor_load(smem.q[w].data, Q_map, {0, i0 + 64 * w, 0, h, b}, smem.q_full[w],
-                                               ptx::CachePolicy::evict_first);
-            }
-            if (blocks > 0)
-                for (int n = 1; n <= blocks; ++n) load_next(n);
+            hand_out(smem, Q_map, place, keys, blocks, round);
+            for (int n = 1; n <= blocks; ++n) load_next(n);
         }
-        for (int w = 0; w < kGroups; ++w) {
-            ptx::mbarrier_wait(smem.q_empty[w], round % 2 ^ 1);
-            simt::store_shared_16(&smem.task[w].place, uint4{});
-            ptx::mbarrier_arrive(smem.q_full[w]);
-        }
+        hand_out_nothing(smem, round);
         if (atomicAdd(&claims(1), 1) == static_cast<int>(gridDim.x) - 1) claims(0) = 0, claims(1) = 0;
         return;
     }

@@ -1,7 +1,9 @@
 /// @file
-/// The order in which a persistent grid takes the tiles of Q.
+/// The order in which a persistent grid takes the tiles of Q, and how its producers hand them out.
 #pragma once
 
+#include "ptx/cp_async_bulk.hpp"
+#include "ptx/mbarrier.hpp"
 #include "simt/vector.hpp"
 
 namespace step06 {
@@ -56,6 +58,40 @@ SIMT_DEVICE Task task(const TileOrder::Place& at, const TileOrder::Range& keys) 
     const auto number = [](int x) { return static_cast<unsigned>(x); };
     return {{number(at.tile), number(at.h), number(at.b), 1},
             {number(keys.begin), number(keys.end), at.piece < 0 ? 0 : number(at.piece), at.piece < 0 ? 0u : 1u}};
+}
+
+/// Gives each warpgroup its next tile: where it is, and its 64 queries, once it has handed back those of the last one. One thread, the
+/// producer's, calls. @param smem has q, q_full, q_empty and task, one for each warpgroup @param blocks of keys, of all of `keys`
+/// @param round tiles before this one
+template <class Smem>
+SIMT_DEVICE void hand_out(Smem& smem, const ptx::TensorMap& Q_map, const TileOrder::Place& place, const TileOrder::Range& keys, int blocks,
+                          unsigned round) {
+    constexpr int kGroups = sizeof smem.q / sizeof smem.q[0];
+    const int i0 = place.tile * (64 * kGroups);
+    for (int w = 0; w < kGroups; ++w) {
+        ptx::mbarrier_wait(smem.q_empty[w], round % 2 ^ 1);
+        const Task next_task = task(place, keys);
+        simt::store_shared_16(&smem.task[w].place, next_task.place);
+        simt::store_shared_16(&smem.task[w].keys, next_task.keys);
+        if (blocks == 0) {  // nothing to multiply with
+            ptx::mbarrier_arrive(smem.q_full[w]);
+            continue;
+        }
+        ptx::mbarrier_arrive_expect_tx(smem.q_full[w], sizeof smem.q[w]);
+        ptx::cp_async_bulk_tensor_load(smem.q[w].data, Q_map, {0, i0 + 64 * w, 0, place.h, place.b}, smem.q_full[w],
+                                       ptx::CachePolicy::evict_first);
+    }
+}
+
+/// Tells each warpgroup, likewise, that there is no other tile.
+template <class Smem>
+SIMT_DEVICE void hand_out_nothing(Smem& smem, unsigned round) {
+    constexpr int kGroups = sizeof smem.q / sizeof smem.q[0];
+    for (int w = 0; w < kGroups; ++w) {
+        ptx::mbarrier_wait(smem.q_empty[w], round % 2 ^ 1);
+        simt::store_shared_16(&smem.task[w].place, uint4{});
+        ptx::mbarrier_arrive(smem.q_full[w]);
+    }
 }
 
 }  // namespace step06

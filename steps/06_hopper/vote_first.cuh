@@ -145,7 +145,7 @@ __global__ __launch_bounds__(Shape::kThreads, 1) void vote_first(  // tensors as
                 // A cluster's blocks must go on together, so they do not claim.
                 next = kCluster > 1 ? tile + static_cast<int>(gridDim.x) : atomicAdd(&claims(0), 1) + static_cast<int>(gridDim.x);
                 const TileOrder::Place place = order.at(tile);
-                const int h = place.h, b = place.b, i0 = place.tile * Br;
+                const int h = place.h, b = place.b;
                 const TileOrder::Range keys = order.range(place, blocks_of(place.tile / kCluster * kCluster * Br, kCluster * Br));
                 const int blocks = keys.end - keys.begin;
                 const auto load_next = [&](int n) {  // the n-th of the tile
@@ -165,28 +165,11 @@ __global__ __launch_bounds__(Shape::kThreads, 1) void vote_first(  // tensors as
                     ring.advance();
                 };
                 if (blocks > 0) load_next(0);
-                for (int w = 0; w < kGroups; ++w) {
-                    ptx::mbarrier_wait(smem.q_empty[w], round % 2 ^ 1);
-                    const Task next_task = task(place, keys);
-                    simt::store_shared_16(&smem.task[w].place, next_task.place);
-                    simt::store_shared_16(&smem.task[w].keys, next_task.keys);
-                    if (blocks == 0) {  // nothing to multiply with
-                        ptx::mbarrier_arrive(smem.q_full[w]);
-                        continue;
-                    }
-                    ptx::mbarrier_arrive_expect_tx(smem.q_full[w], QTile::kBytes);
-                    ptx::cp_async_bulk_tensor_load(smem.q[w].data, Q_map, {0, i0 + 64 * w, 0, h, b}, smem.q_full[w],
-                                                   ptx::CachePolicy::evict_first);
-                }
-                if (blocks > 0)
-                    for (int n = 1; n <= blocks; ++n) load_next(n);
+                hand_out(smem, Q_map, place, keys, blocks, round);
+                for (int n = 1; n <= blocks; ++n) load_next(n);
                 first += blocks;
             }
-            for (int w = 0; w < kGroups; ++w) {
-                ptx::mbarrier_wait(smem.q_empty[w], round % 2 ^ 1);
-                simt::store_shared_16(&smem.task[w].place, uint4{});
-                ptx::mbarrier_arrive(smem.q_full[w]);
-            }
+            hand_out_nothing(smem, round);
             if (kCluster == 1 && atomicAdd(&claims(1), 1) == static_cast<int>(gridDim.x) - 1) claims(0) = 0, claims(1) = 0;
         }
     } else {
