@@ -13,16 +13,16 @@ namespace step06 {
 
 /// Blocks of the grid: one an SM, in whole clusters.
 inline int grid_of(const TileOrder& order, const Device& device, int cluster = 1) {
-    return std::min(order.count(), std::max(device.sms / cluster, 1) * cluster);
+    return std::min(order.count(), std::max(device.sms / cluster, 1)) * cluster;
 }
 
-/// The order in which the blocks of a persistent grid take tiles of Br queries. @param element bytes of one of K or V
-/// @param divide whether the kernel can leave parts of a tile @param cluster blocks that take neighbouring tiles together
-inline TileOrder tile_order(const Problem& p, const Device& device, int Br, std::size_t element, bool divide, int cluster = 1) {
+/// The order in which the blocks of a persistent grid, or its clusters, take tiles of Br queries. @param element bytes of one of K or V
+/// @param divide whether the kernel can leave parts of a tile
+inline TileOrder tile_order(const Problem& p, const Device& device, int Br, std::size_t element, bool divide) {
     const int tiles = (p.seq + Br - 1) / Br, heads = p.heads * p.batch;
     if (!p.causal) {
-        TileOrder order{.tiles = (tiles + cluster - 1) / cluster * cluster, .heads = p.heads, .batch = p.batch, .bundle = 1};
-        if (!divide || cluster > 1) return order;
+        TileOrder order{.tiles = tiles, .heads = p.heads, .batch = p.batch, .bundle = 1};
+        if (!divide) return order;
         // The last round, where it does not fill the GPU, is divided by keys: in as few parts as make it shortest, 4 at most, where that
         // saves more than the time of kWorthIt keys. So much take a part's beginning and end, and the kernel that merges.
         constexpr double kWorthIt = 3072;
@@ -48,9 +48,9 @@ inline constexpr std::size_t kClaimBytes = 2 * sizeof(int);
 inline simt::TensorView<int, 1> claims(Forward& args) {
     return simt::packed_view<int, 1>("claims", args.workspace.zeroed<int>("claims", 2), {2});
 }
-/// Each tile is claimed, and each block says when it is through; the last one clears both numbers.
-inline auto claims_moved(const TileOrder& order, const Device& device) {
-    const long long adds = order.count() + grid_of(order, device), size = sizeof(int);
+/// Each tile is claimed, and each block, or cluster, says when it is through; the last one clears both numbers.
+inline auto claims_moved(const TileOrder& order, const Device& device, int cluster = 1) {
+    const long long adds = order.count() + grid_of(order, device, cluster) / cluster, size = sizeof(int);
     return TensorTraffic{"claims", adds * size, (adds + 2) * size};
 }
 

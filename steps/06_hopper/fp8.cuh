@@ -166,7 +166,7 @@ __global__ __launch_bounds__(Shape::kThreads, 1) void fp8(  // tensors as their 
         Ring<kSlots> ring;           // of the next load
         unsigned round = 0;
         for (int tile = blockIdx.x, next; tile < order.count(); tile = next, ++round) {
-            next = atomicAdd(&claims(0), 1) + static_cast<int>(gridDim.x);
+            next = claim(claims);
             const TileOrder::Place place = order.at(tile);
             const int h = place.h, b = place.b, i0 = place.tile * Br, hkv = h / group;
             const TileOrder::Range keys = order.range(place, blocks_of(i0, Br));
@@ -188,11 +188,11 @@ __global__ __launch_bounds__(Shape::kThreads, 1) void fp8(  // tensors as their 
                 ring.advance();
             };
             if (blocks > 0) load_next(0);
-            hand_out(smem, Q_map, place, keys, blocks, round);
+            hand_out<kGroups>(smem, Q_map, place, keys, blocks, round);
             for (int n = 1; n <= blocks; ++n) load_next(n);
         }
-        hand_out_nothing(smem, round);
-        if (atomicAdd(&claims(1), 1) == static_cast<int>(gridDim.x) - 1) claims(0) = 0, claims(1) = 0;
+        hand_out_nothing<kGroups>(smem, round);
+        end_claims(claims);
         return;
     }
     ptx::setmaxnreg_inc<Shape::kConsumerRegisters>();

@@ -9,12 +9,12 @@ std::optional<std::string> refuses(const Problem& problem, const Device& device)
 
 void forward(Forward& args) { launch_vote_first(args, simt::Unwatched{}); }
 
-/// K and V are read once for all blocks of a cluster, whose blocks do not claim.
+/// K and V are read once for all blocks of a cluster.
 Movement moves(const Problem& p, const Device& device) {
     return with_vote_first_shape(p, [&]<class S>() {
         const TileOrder order = vote_first_order<S>(p, device);
         Movement movement = q_parallel_movement(p, {S::Br * S::kCluster, S::Bc}, true);
-        if (S::kCluster == 1) movement.requested.tensors.push_back(claims_moved(order, device));
+        movement.requested.tensors.push_back(claims_moved(order, device, S::kCluster));
         add_parts(movement, order, p, S::Br);
         return movement;
     });

@@ -43,10 +43,16 @@ struct VoteFirstShape {
     static constexpr int Br = 64 * kGroups;
     static constexpr int kConsumers = 128 * kGroups;  // threads
     static constexpr int kThreads = kConsumers + 128;
-    static constexpr int kSlots = D == 64 ? 4 : 2;
+    static constexpr int kSlots = kGroups == 4 ? 8 : D == 64 ? 4 : D == 128 ? 3 : 2;
+    // Four find a rhythm of their own, and one that begins a tile holds nobody up.
+    static constexpr bool kTurns = kGroups < 4;
     // At D = 64, where instructions are what is short and registers hold S beside P, P comes first, and its sums tell whether m will do.
     static constexpr bool kSumsVote = D == 64;
-    static constexpr bool kOwnO = D < 256;  // O has memory of its own, so that the next Q can be loaded while it goes out
+    // O has memory of its own, so that the next Q can be loaded while it goes out. At D = 256 there is room for one slot more, not for
+    // two: O goes out through its Q's, and slots are used in turn.
+    static constexpr bool kOwnO = D < 256;
+    static constexpr int kQSlots = kOwnO ? kGroups : kGroups + 1;
+    static constexpr bool kDivides = kOwnO && kCluster == 1;  // takes parts of a tile
     // A thread block begins with the same for all threads, in steps of 8.
     static constexpr int kRegisters = 65536 / kThreads / 8 * 8, kProducerRegisters = kGroups == 2 ? 40 : kGroups == 3 ? 32 : 24;
     static constexpr int kConsumerRegisters = kGroups == 2 ? 232 : kGroups == 3 ? 160 : 112;
@@ -59,18 +65,19 @@ struct VoteFirstShared {
     using QTile = Tile<T, 64, Shape::D>;
     using KvTile = Tile<T, Shape::Bc, Shape::D>;
     struct Nothing {};
-    QTile q[Shape::kGroups];
+    QTile q[Shape::kQSlots];
     KvTile k[Shape::kSlots], v[Shape::kSlots];
     std::conditional_t<Shape::kOwnO, QTile[Shape::kGroups], Nothing> o;
-    Mbarrier q_full[Shape::kGroups], q_empty[Shape::kGroups];
+    Mbarrier q_full[Shape::kQSlots], q_empty[Shape::kQSlots];
     Mbarrier full[Shape::kSlots], empty[Shape::kSlots];
-    Task task[Shape::kGroups];
+    Task task[Shape::kQSlots];
+    std::conditional_t<(Shape::kCluster > 1), Claimed, Nothing> claimed;
 
-    SIMT_DEVICE QTile& output(int wg) {
+    SIMT_DEVICE QTile& output(int wg, int q_slot) {
         if constexpr (Shape::kOwnO)
             return o[wg];
         else
-            return q[wg];
+            return q[q_slot];
     }
 };
 
@@ -96,7 +103,7 @@ __global__ __launch_bounds__(Shape::kThreads, 1) void vote_first(  // tensors as
     float scale_log2,  // softmax_scale * log2(e)
     Mask mask, Watch watch) {
     constexpr int D = Shape::D, Bc = Shape::Bc, Br = Shape::Br, kSlots = Shape::kSlots, kGroups = Shape::kGroups;
-    constexpr int kCluster = Shape::kCluster;
+    constexpr int kQSlots = Shape::kQSlots, kCluster = Shape::kCluster;
     constexpr int kN = Bc / 8;   // 8-key columns of S
     constexpr int kC = D / 8;    // 8-element columns of O
     constexpr int kK = Bc / 16;  // steps of P V along the keys
@@ -107,7 +114,7 @@ __global__ __launch_bounds__(Shape::kThreads, 1) void vote_first(  // tensors as
 
     auto& smem = simt::shared<VoteFirstShared<T, Shape>>();
     if (threadIdx.x == 0) {
-        for (int w = 0; w < kGroups; ++w) {
+        for (int w = 0; w < kQSlots; ++w) {
             ptx::mbarrier_init(smem.q_full[w], 1, "q_full", w);
             ptx::mbarrier_init(smem.q_empty[w], 128, "q_empty", w);
         }
@@ -115,6 +122,7 @@ __global__ __launch_bounds__(Shape::kThreads, 1) void vote_first(  // tensors as
             ptx::mbarrier_init(smem.full[s], 1, "full", s);
             ptx::mbarrier_init(smem.empty[s], kGroups * kCluster, "empty", s);
         }
+        if constexpr (kCluster > 1) smem.claimed.init();
         ptx::fence_mbarrier_init();
     }
     if constexpr (kCluster > 1)
@@ -130,7 +138,7 @@ __global__ __launch_bounds__(Shape::kThreads, 1) void vote_first(  // tensors as
         ptx::setmaxnreg_dec<Shape::kProducerRegisters>();
         if (warp == 4 * kGroups && ptx::elect_one()) {
             constexpr int kPanels = D / 64 / kCluster;  // of a tile that this block loads
-            const int panel = kCluster > 1 ? kPanels * static_cast<int>(ptx::cluster_rank()) : 0;
+            const int rank = kCluster > 1 ? static_cast<int>(ptx::cluster_rank()) : 0, panel = kPanels * rank;
             const auto load = [&](KvTile& tile, const TensorMap& map, Mbarrier& full, int j, int h, int b) {
                 if constexpr (kCluster > 1)
                     ptx::cp_async_bulk_tensor_multicast(tile.data + panel * (Bc * 64), map, {0, j * Bc, panel, h / group, b}, full,
@@ -141,12 +149,15 @@ __global__ __launch_bounds__(Shape::kThreads, 1) void vote_first(  // tensors as
             Ring<kSlots> ring;  // of the next load
             int first = 0;      // blocks of keys of earlier tiles of Q, for the watch
             unsigned round = 0;
-            for (int tile = blockIdx.x, next; tile < order.count(); tile = next, ++round) {
-                // A cluster's blocks must go on together, so they do not claim.
-                next = kCluster > 1 ? tile + static_cast<int>(gridDim.x) : atomicAdd(&claims(0), 1) + static_cast<int>(gridDim.x);
-                const TileOrder::Place place = order.at(tile);
+            for (int tile = static_cast<int>(blockIdx.x) / kCluster, next = 0; tile < order.count(); tile = next, ++round) {
+                if (rank == 0) {  // for the cluster: its blocks must go on together
+                    next = claim(claims, kCluster);
+                    if constexpr (kCluster > 1) smem.claimed.tell(next, round);
+                }
+                TileOrder::Place place = order.at(tile);
                 const int h = place.h, b = place.b;
-                const TileOrder::Range keys = order.range(place, blocks_of(place.tile / kCluster * kCluster * Br, kCluster * Br));
+                const TileOrder::Range keys = order.range(place, blocks_of(place.tile * (kCluster * Br), kCluster * Br));
+                place.tile = kCluster * place.tile + rank;
                 const int blocks = keys.end - keys.begin;
                 const auto load_next = [&](int n) {  // the n-th of the tile
                     const int slot = ring.slot, j = keys.end - 1 - n;
@@ -165,12 +176,14 @@ __global__ __launch_bounds__(Shape::kThreads, 1) void vote_first(  // tensors as
                     ring.advance();
                 };
                 if (blocks > 0) load_next(0);
-                hand_out(smem, Q_map, place, keys, blocks, round);
+                hand_out<kGroups>(smem, Q_map, place, keys, blocks, round);
                 for (int n = 1; n <= blocks; ++n) load_next(n);
                 first += blocks;
+                if constexpr (kCluster > 1)
+                    if (rank > 0) next = smem.claimed.hear(round);
             }
-            hand_out_nothing(smem, round);
-            if (kCluster == 1 && atomicAdd(&claims(1), 1) == static_cast<int>(gridDim.x) - 1) claims(0) = 0, claims(1) = 0;
+            hand_out_nothing<kGroups>(smem, round);
+            if (rank == 0) end_claims(claims, kCluster);
         }
     } else {
         ptx::setmaxnreg_inc<Shape::kConsumerRegisters>();
@@ -184,8 +197,12 @@ __global__ __launch_bounds__(Shape::kThreads, 1) void vote_first(  // tensors as
         constexpr float kMost = 256;                               // that P may be, which any type holds
         const float slack = fminf(log2f(kMost) / c_log2, 1e38f);   // how far above m the element of S of such a P lies
 
-        const auto take_turn = [&] { ptx::bar_sync(1 + wg, 256); };
-        const auto pass_turn = [&] { ptx::bar_arrive(1 + (wg + 1) % kGroups, 256); };
+        const auto take_turn = [&] {
+            if constexpr (Shape::kTurns) ptx::bar_sync(1 + wg, 256);
+        };
+        const auto pass_turn = [&] {
+            if constexpr (Shape::kTurns) ptx::bar_arrive(1 + (wg + 1) % kGroups, 256);
+        };
         const auto sync_warpgroup = [&] { ptx::bar_sync(1 + kGroups + wg, 128); };
         // A slot is free when all warpgroups of all blocks that it was loaded for have said so.
         const auto release = [&](Mbarrier& empty) {
@@ -201,8 +218,6 @@ __global__ __launch_bounds__(Shape::kThreads, 1) void vote_first(  // tensors as
         float m[2], l[2];        // m times c_log2; l of this lane's columns only, until the end
         int limit[2];            // without kSumsVote: of elements of S, while m stays; to compare with as integers
         std::uint32_t p[kK][4];  // A operand of the next P V: the accumulators of two neighbouring 8-key columns of S
-        QTile& out = smem.output(wg);
-        const ptx::MatrixDescriptor Qs = smem.q[wg].over_columns();
         const ptx::MatrixDescriptor Ks = smem.k[0].over_columns(), Vs = smem.v[0].over_rows();
 
         // Starts O += P V with the V tile in a slot. The turn is passed two products before the last.
@@ -233,12 +248,16 @@ __global__ __launch_bounds__(Shape::kThreads, 1) void vote_first(  // tensors as
         if (wg == kGroups - 1) pass_turn();  // the first warpgroup begins
         int first = 0, blocks = 0;           // blocks of keys of earlier tiles of Q, for the watch, and of this one
         for (unsigned round = 0;; ++round, first += blocks) {
-            ptx::mbarrier_wait(smem.q_full[wg], round % 2);
-            const uint4 place = simt::load_shared_16(&smem.task[wg].place);
+            const QuerySlot<kGroups, kQSlots> at(round, wg);
+            const int q_slot = at.slot;
+            ptx::mbarrier_wait(smem.q_full[q_slot], at.parity);
+            const uint4 place = simt::load_shared_16(&smem.task[q_slot].place);
             if (place.w == 0) break;
             const int q_tile = static_cast<int>(place.x), h = static_cast<int>(place.y), b = static_cast<int>(place.z);
             const int i0 = q_tile * Br;
-            const uint4 keys = simt::load_shared_16(&smem.task[wg].keys);
+            const uint4 keys = simt::load_shared_16(&smem.task[q_slot].keys);
+            QTile& out = smem.output(wg, q_slot);
+            const ptx::MatrixDescriptor Qs = smem.q[q_slot].over_columns();
             const int begin = static_cast<int>(keys.x), end = static_cast<int>(keys.y);
             blocks = end - begin;
 
@@ -366,7 +385,7 @@ __global__ __launch_bounds__(Shape::kThreads, 1) void vote_first(  // tensors as
             for (int r = 0; r < 2; ++r) m[r] = -INFINITY, l[r] = 0.0f;
             const int own_blocks = max(min(blocks_of(i0 + 64 * wg, 64), end) - begin, 0);
             if (negative && own_blocks > 0) {
-                negate(smem.q[wg], threadIdx.x % 128);
+                negate(smem.q[q_slot], threadIdx.x % 128);
                 ptx::fence_proxy_async();  // wgmma shall see it
                 sync_warpgroup();
             }
@@ -384,7 +403,7 @@ __global__ __launch_bounds__(Shape::kThreads, 1) void vote_first(  // tensors as
                     ++n;
                 });
             }
-            if (Shape::kOwnO) ptx::mbarrier_arrive(smem.q_empty[wg]);  // there is no further product with it
+            if (Shape::kOwnO) ptx::mbarrier_arrive(smem.q_empty[q_slot]);  // there is no further product with it
             if (own_blocks > 0) {
                 ptx::mbarrier_wait(smem.full[ring.slot], ring.parity);
                 start_pv(ring.slot, false);
@@ -404,7 +423,7 @@ __global__ __launch_bounds__(Shape::kThreads, 1) void vote_first(  // tensors as
                 inverse[r] = l[r] > 0.0f ? 1.0f / l[r] : 0.0f;
                 lse[r] = l[r] > 0.0f ? kLn2 * (m[r] + log2f(l[r])) : -INFINITY;
             }
-            if (Shape::kOwnO && keys.w == 1) {  // for merge_tail()
+            if (Shape::kDivides && keys.w == 1) {  // for merge_tail()
 #pragma unroll
                 for (int r = 0; r < 2; ++r) {
                     const int row = row0 + 8 * r + g;
@@ -438,7 +457,7 @@ __global__ __launch_bounds__(Shape::kThreads, 1) void vote_first(  // tensors as
                 note(watched::stored, blocks - 1);
                 if (!Shape::kOwnO) ptx::cp_async_bulk_wait_read<0>();
             }
-            if (!Shape::kOwnO) ptx::mbarrier_arrive(smem.q_empty[wg]);
+            if (!Shape::kOwnO) ptx::mbarrier_arrive(smem.q_empty[q_slot]);
 #pragma unroll
             for (int r = 0; r < 2; ++r) {
                 const int i = i0 + row0 + 8 * r + g;

@@ -8,9 +8,8 @@
 namespace step06 {
 
 /// Calls f with 06c's shape for a problem. As many warpgroups as O (64 D), S (64 Bc) and P (half of that) leave registers for.
-/// Clusters pay where a block has few rows for the K and V that it reads, which is d = 256, and where tiles are long; with a mask the tiles
-/// of a cluster end at different times, and its blocks would wait for each other. From which length on a shape is the faster one was
-/// measured.
+/// Clusters pay where a block has few rows for the K and V that it reads, which is d = 256, and where blocks at work are in different
+/// places of K and V, which is with a mask. From which length on a shape is the faster one was measured.
 template <class F>
 decltype(auto) with_vote_first_shape(const Problem& p, F&& f) {
     switch (p.head_dim) {
@@ -19,15 +18,15 @@ decltype(auto) with_vote_first_shape(const Problem& p, F&& f) {
             return f.template operator()<VoteFirstShape<64, 64, 4, 1>>();
         case 128: return f.template operator()<VoteFirstShape<128, 80, 3, 1>>();
         default:
-            if (p.kv_seq >= 8192 && !p.causal) return f.template operator()<VoteFirstShape<256, 80, 2, 2>>();
+            if (p.causal && p.kv_seq >= 2048) return f.template operator()<VoteFirstShape<256, 64, 2, 2>>();
             return f.template operator()<VoteFirstShape<256, 64, 2, 1>>();
     }
 }
 
-/// The order in which blocks of a shape take the tiles of a problem. Where O has no memory of its own, a tile is not divided.
+/// The order in which blocks of a shape, or its clusters, take the tiles of a problem.
 template <class S>
 TileOrder vote_first_order(const Problem& p, const Device& device) {
-    return tile_order(p, device, S::Br, size_of(p.dtype), S::kOwnO, S::kCluster);
+    return tile_order(p, device, S::kCluster * S::Br, size_of(p.dtype), S::kDivides);
 }
 
 template <class W>

@@ -149,7 +149,10 @@ WRONG_KERNELS(DECLARE)
     X(parts_not_weighted)           \
     X(sign_of_the_scale_lost)       \
     X(negated_queries_not_fenced)   \
-    X(queries_not_awaited)
+    X(queries_not_awaited)          \
+    X(claim_told_too_early)         \
+    X(claim_not_awaited)            \
+    X(claims_of_each_block)
 
 #define DECLARE_VOTE_FIRST(name)            \
     namespace name {                        \
@@ -663,8 +666,33 @@ TEST(WrongKernels, NegatedQueriesNotFenced) {
                    "wgmma in vote_first: .* no fence_proxy_async\\(\\) lies between");
 }
 TEST(WrongKernels, QueriesNotAwaited) {
-    expect_race_told_of(queries_not_awaited::vote_first_variant(),
-                        "TMA load in vote_first: .* writes shared memory\\([0-9]+\\) while a wgmma");
+    expect_race_told_of(
+        queries_not_awaited::vote_first_variant(),
+        "TMA load in vote_first: .* writes shared memory\\([0-9]+\\) while a wgmma|more than the 1 arrivals that barrier q_full");
+}
+// A cluster that goes from tile to tile.
+struct Clusters : TestCase {
+    Clusters()
+        : TestCase({.batch = 1, .heads = 1, .kv_heads = 1, .seq = 1100, .kv_seq = 70, .head_dim = 256, .dtype = DType::f16}, 1,
+                   Distribution::normal, two_sms()) {}
+
+private:
+    static Device two_sms() {
+        Device device = Device::current();
+        device.sms = 2;
+        return device;
+    }
+};
+TEST(WrongKernels, ClaimToldTooEarly) {
+    expect_told_of(claim_told_too_early::vote_first_variant(), Clusters(),
+                   "in vote_first: .* has yet to read it|in vote_first: .* still under way");
+}
+TEST(WrongKernels, ClaimNotAwaited) {
+    expect_told_of(claim_not_awaited::vote_first_variant(), Clusters(),
+                   "16-byte load in vote_first: .* still under way: is an mbarrier_wait\\(\\) missing");
+}
+TEST(WrongKernels, ClaimsOfEachBlock) {
+    expect_told_of(claims_of_each_block::vote_first_variant(), Clusters(), "O was never written: rows");
 }
 TEST(WrongKernels, Fp8NotScaled) {
     UnlikeBlocks test;
