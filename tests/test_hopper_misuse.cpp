@@ -349,7 +349,9 @@ TEST(HopperMisuse, SourceOfAStoreOverwritten) {
             ptx::cp_async_bulk_commit();
             simt::store_shared_4(smem().slot[0], 0);
         },
-        "4-byte store in misuse: thread 0 .* writes shared memory\\(0\\) while a wgmma or a store by TMA has yet to read it", 1);
+        "4-byte store in misuse: thread 0 .* writes shared memory\\(0\\) while a wgmma, a store by TMA or a copy to another block has yet "
+        "to read it",
+        1);
 }
 
 TEST(HopperMisuse, StoreThatNobodyWaitsFor) {
@@ -429,7 +431,8 @@ TEST(HopperMisuse, SourceOfABulkReductionOverwritten) {
                 simt::store_shared_4(floats(0), 0);
             }
         },
-        "4-byte store in misuse: thread 0 .* writes shared memory\\(0\\) while a wgmma or a store by TMA has yet to read it");
+        "4-byte store in misuse: thread 0 .* writes shared memory\\(0\\) while a wgmma, a store by TMA or a copy to another block has yet "
+        "to read it");
 }
 
 TEST(HopperMisuse, BulkReductionIntoWhatIsOnlyRead) {
@@ -517,7 +520,8 @@ TEST(HopperMisuse, OperandOverwrittenBeforeTheWait) {
                 ptx::wgmma_wait<0>();
             });
         },
-        "TMA load in misuse: thread 96 .* writes shared memory\\(8192\\) while a wgmma or a store by TMA has yet to read it");
+        "TMA load in misuse: thread 96 .* writes shared memory\\(8192\\) while a wgmma, a store by TMA or a copy to another block has yet "
+        "to read it");
 }
 
 TEST(HopperMisuse, OperandStillOnItsWay) {
@@ -794,8 +798,8 @@ TEST(HopperMisuse, CopyFromAnotherBlockReadWithoutAWait) {
 TEST(HopperMisuse, SourceOfACopyToAnotherBlock) {
     expect_told<Error>(
         send<Mistake::overwritten>,
-        "4-byte store in misuse: thread .* of block \\(0,0,0\\) writes shared memory\\([0-9]+\\) while a wgmma or a store by "
-        "TMA has yet to read it",
+        "4-byte store in misuse: thread .* of block \\(0,0,0\\) writes shared memory\\([0-9]+\\) while a wgmma, a store by TMA or a "
+        "copy to another block has yet to read it",
         128, 2);
     expect_told<Error>(send<Mistake::no_final_sync>,
                        "cp.async.bulk in misuse: block 0 of the cluster has ended before the copy to another block that its thread 100 "

@@ -81,7 +81,7 @@ struct Claimed {
         ptx::mbarrier_arrive_expect_tx(full, sizeof tile);
         ptx::mbarrier_wait(full, round % 2);
         const int claimed = static_cast<int>(simt::load_shared_16(&tile).x);
-        ptx::mbarrier_arrive_remote(empty, 0);
+        if (claimed >= 0) ptx::mbarrier_arrive_remote(empty, 0);  // it is; asked, so that the answer waits for what was loaded
         return claimed;
     }
 };
@@ -112,8 +112,8 @@ SIMT_DEVICE Task task(const TileOrder::Place& at, const TileOrder::Range& keys) 
             {number(keys.begin), number(keys.end), at.piece < 0 ? 0 : number(at.piece), at.piece < 0 ? 0u : 1u}};
 }
 
-/// Gives each warpgroup its next tile: where it is, and its 64 queries, once it has handed back those of the last one. One thread, the
-/// producer's, calls. @param smem has q, q_full, q_empty and task, as many as slots @param blocks of keys, of all of `keys`
+/// Gives each warpgroup its next tile: where it is, and its 64 queries, once those that were in their slot have been handed back. One
+/// thread, the producer's, calls. @param smem has q, q_full, q_empty and task, as many as slots @param blocks of keys, of all of `keys`
 /// @param round tiles before this one
 template <int kGroups, class Smem>
 SIMT_DEVICE void hand_out(Smem& smem, const ptx::TensorMap& Q_map, const TileOrder::Place& place, const TileOrder::Range& keys, int blocks,

@@ -58,6 +58,7 @@ struct VoteFirstShape {
     static constexpr int kConsumerRegisters = kGroups == 2 ? 232 : kGroups == 3 ? 160 : 112;
     static_assert(128 * kProducerRegisters + kConsumers * kConsumerRegisters <= kThreads * kRegisters, "more than there are");
     static_assert(D / 64 % kCluster == 0, "each block of the cluster loads as many panels as the others");
+    static_assert(kCluster <= 2, "one block claims, and tells one other");
 };
 
 template <class T, class Shape>
@@ -95,9 +96,9 @@ __global__ __launch_bounds__(Shape::kThreads, 1) void vote_first(  // tensors as
     const __grid_constant__ TensorMap V_map,                       // (B, Hkv, D / 64, Nkv, 64)
     const __grid_constant__ TensorMap O_map,                       // (B, Hq, D / 64, Nq, 64)
     TensorView<float, 3> LSE3,                                     // (B, Hq, Nq)
-    TensorView<int, 1> claims,                                     // (2): tiles claimed, blocks that are through; zero before and after
-    TensorView<float, 3> O_part,                                   // (pieces of divided tiles, Br, D)
-    TensorView<float, 2> LSE_part,                                 // (pieces, Br)
+    TensorView<int, 1> claims,      // (2): tiles claimed, blocks or clusters that are through; 0 before, after
+    TensorView<float, 3> O_part,    // (pieces of divided tiles, Br, D)
+    TensorView<float, 2> LSE_part,  // (pieces, Br)
     TileOrder order, int Nkv,
     int group,         // query heads that share a key/value head
     float scale_log2,  // softmax_scale * log2(e)
@@ -150,10 +151,7 @@ __global__ __launch_bounds__(Shape::kThreads, 1) void vote_first(  // tensors as
             int first = 0;      // blocks of keys of earlier tiles of Q, for the watch
             unsigned round = 0;
             for (int tile = static_cast<int>(blockIdx.x) / kCluster, next = 0; tile < order.count(); tile = next, ++round) {
-                if (rank == 0) {  // for the cluster: its blocks must go on together
-                    next = claim(claims, kCluster);
-                    if constexpr (kCluster > 1) smem.claimed.tell(next, round);
-                }
+                if (rank == 0) next = claim(claims, kCluster);  // for the cluster: its blocks must go on together
                 TileOrder::Place place = order.at(tile);
                 const int h = place.h, b = place.b;
                 const TileOrder::Range keys = order.range(place, blocks_of(place.tile * (kCluster * Br), kCluster * Br));
@@ -177,6 +175,8 @@ __global__ __launch_bounds__(Shape::kThreads, 1) void vote_first(  // tensors as
                 };
                 if (blocks > 0) load_next(0);
                 hand_out<kGroups>(smem, Q_map, place, keys, blocks, round);
+                if constexpr (kCluster > 1)
+                    if (rank == 0) smem.claimed.tell(next, round);
                 for (int n = 1; n <= blocks; ++n) load_next(n);
                 first += blocks;
                 if constexpr (kCluster > 1)

@@ -5,6 +5,8 @@
 #include "06_hopper/divided_tiles.hpp"
 #include "06_hopper/vote_first.cuh"
 
+#include <algorithm>
+
 namespace step06 {
 
 /// Calls f with 06c's shape for a problem. As many warpgroups as O (64 D), S (64 Bc) and P (half of that) leave registers for.
@@ -18,7 +20,7 @@ decltype(auto) with_vote_first_shape(const Problem& p, F&& f) {
             return f.template operator()<VoteFirstShape<64, 64, 4, 1>>();
         case 128: return f.template operator()<VoteFirstShape<128, 80, 3, 1>>();
         default:
-            if (p.causal && p.kv_seq >= 2048) return f.template operator()<VoteFirstShape<256, 64, 2, 2>>();
+            if (p.causal && std::min(p.seq, p.kv_seq) >= 2048) return f.template operator()<VoteFirstShape<256, 64, 2, 2>>();
             return f.template operator()<VoteFirstShape<256, 64, 2, 1>>();
     }
 }

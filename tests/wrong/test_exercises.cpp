@@ -77,8 +77,8 @@ const std::map<std::string, std::string> kBugs = {
     {"04.bug2", "O is wrong"},
     {"05.bug1", "dK and dV"},
     {"05.bug2", "dQ, dK and dV are wrong"},
-    {"06.bug1", "TMA load in tma_wgmma: .* while a wgmma or a store by TMA has yet to read it"},
-    {"06.bug2", "TMA load in pingpong: .* while a wgmma or a store by TMA has yet to read it"},
+    {"06.bug1", "TMA load in tma_wgmma: .* while a wgmma, a store by TMA or a copy to another block has yet to read it"},
+    {"06.bug2", "TMA load in pingpong: .* while a wgmma, a store by TMA or a copy to another block has yet to read it"},
 };
 
 /// Words by which a learner must be told of a wrong answer.

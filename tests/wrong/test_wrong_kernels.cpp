@@ -152,6 +152,7 @@ WRONG_KERNELS(DECLARE)
     X(queries_not_awaited)          \
     X(claim_told_too_early)         \
     X(claim_not_awaited)            \
+    X(query_slot_of_the_round)      \
     X(claims_of_each_block)
 
 #define DECLARE_VOTE_FIRST(name)            \
@@ -502,7 +503,8 @@ TEST(WrongKernels, SlotNeverReleased) {
 }
 TEST(WrongKernels, SlotReleasedTooEarly) {
     expect_told_of("06a", slot_released_too_early::stage(),
-                   "TMA load in tma_wgmma: .* writes shared memory\\(8192\\) while a wgmma or a store by TMA has yet to read it");
+                   "TMA load in tma_wgmma: .* writes shared memory\\(8192\\) while a wgmma, a store by TMA or a copy to another block has "
+                   "yet to read it");
 }
 TEST(WrongKernels, SlotReleasedByAllWarps) {
     expect_told_of("06a", slot_released_by_all_warps::stage(),
@@ -517,7 +519,8 @@ TEST(WrongKernels, HalfOfATileAnnounced) {
                    "128 wait at barrier k_full\\[0\\], waiting for phase 0 \\(8192 bytes more have landed than were announced\\)");
 }
 TEST(WrongKernels, ScoresNotAwaited) {
-    expect_told_of("06a", scores_not_awaited::stage(), "while a wgmma or a store by TMA has yet to read it: is a wait missing");
+    expect_told_of("06a", scores_not_awaited::stage(),
+                   "while a wgmma, a store by TMA or a copy to another block has yet to read it: is a wait missing");
 }
 TEST(WrongKernels, NoFenceBeforeWgmma) {
     expect_told_of("06a", no_fence_before_wgmma::stage(), "wgmma in tma_wgmma: .* issues one without a wgmma_fence");
@@ -559,12 +562,13 @@ TEST(WrongKernels, SlotReleasedByOne) {
     expect_told_of("06b", slot_released_by_one::stage(), "writes shared memory\\([0-9]+\\) while a wgmma");
 }
 TEST(WrongKernels, SlotReleasedBeforeTheWait) {
-    expect_told_of("06b", slot_released_before_the_wait::stage(),
-                   "TMA load in pingpong: .* shared memory\\([0-9]+\\) while a wgmma or a store by TMA has yet to read it");
+    expect_told_of(
+        "06b", slot_released_before_the_wait::stage(),
+        "TMA load in pingpong: .* shared memory\\([0-9]+\\) while a wgmma, a store by TMA or a copy to another block has yet to read it");
 }
 TEST(WrongKernels, ScoresAwaitedTooWeakly) {
     expect_told_of("06b", scores_awaited_too_weakly::stage(),
-                   "TMA load in pingpong: .* while a wgmma or a store by TMA has yet to read it");
+                   "TMA load in pingpong: .* while a wgmma, a store by TMA or a copy to another block has yet to read it");
 }
 TEST(WrongKernels, OutputNotRescaled) { expect_told_of("06b", output_not_rescaled::stage(), "rescales l but not o"); }
 TEST(WrongKernels, RescaledUnderTheProduct) { expect_told_of("06b", rescaled_under_the_product::stage(), "rescales l but not o"); }
@@ -683,17 +687,26 @@ private:
         return device;
     }
 };
+void expect_told_of_clusters(const Variant& variant, const std::string& pattern) {
+    Clusters test;
+    for (const simt::Schedule schedule : {simt::Schedule::round_robin, simt::Schedule::lowest_first, simt::Schedule::highest_first}) {
+        test.options.schedule = schedule;
+        SCOPED_TRACE(name(schedule));
+        expect_told_of(variant, test, pattern);
+    }
+}
 TEST(WrongKernels, ClaimToldTooEarly) {
-    expect_told_of(claim_told_too_early::vote_first_variant(), Clusters(),
-                   "in vote_first: .* has yet to read it|in vote_first: .* still under way");
+    expect_told_of_clusters(claim_told_too_early::vote_first_variant(),
+                            "barrier claimed_empty completes phase 1 and nobody has waited for the phase before it");
 }
 TEST(WrongKernels, ClaimNotAwaited) {
-    expect_told_of(claim_not_awaited::vote_first_variant(), Clusters(),
-                   "16-byte load in vote_first: .* still under way: is an mbarrier_wait\\(\\) missing");
+    expect_told_of_clusters(claim_not_awaited::vote_first_variant(),
+                            "16-byte load in vote_first: .* still under way: is an mbarrier_wait\\(\\) missing");
 }
-TEST(WrongKernels, ClaimsOfEachBlock) {
-    expect_told_of(claims_of_each_block::vote_first_variant(), Clusters(), "O was never written: rows");
+TEST(WrongKernels, QuerySlotOfTheRound) {
+    expect_told_of_clusters(query_slot_of_the_round::vote_first_variant(), "out of bounds: LSE|TMA: coordinate 1 = -");
 }
+TEST(WrongKernels, ClaimsOfEachBlock) { expect_told_of_clusters(claims_of_each_block::vote_first_variant(), "O was never written: rows"); }
 TEST(WrongKernels, Fp8NotScaled) {
     UnlikeBlocks test;
     for (float& x : test.setup.inputs.v_host) x *= 8.0f;
@@ -745,7 +758,8 @@ TEST(WrongKernels, Fp8QueriesReleasedTooEarly) {
                         "reads shared memory\\([0-9]+\\) while the TMA load that thread 512 started to it is still under way");
 }
 TEST(WrongKernels, Fp8OutputStillLeaving) {
-    expect_race_told_of(fp8_output_still_leaving::fp8_variant(), "while a wgmma or a store by TMA has yet to read it");
+    expect_race_told_of(fp8_output_still_leaving::fp8_variant(),
+                        "while a wgmma, a store by TMA or a copy to another block has yet to read it");
 }
 
 // The mistakes that only a race check or an unlucky schedule can show are shown under every schedule.
@@ -787,8 +801,9 @@ TEST(WrongKernels, NoProxyFenceBeforeDq) {
     expect_told_of_06e(no_proxy_fence_before_dq::stage(), "wgmma in backward: .* no fence_proxy_async\\(\\)");
 }
 TEST(WrongKernels, AdditionNotAwaited) {
-    expect_told_of_06e(addition_not_awaited::stage(),
-                       "16-byte store in backward: .* while a wgmma or a store by TMA has yet to read it: is a wait missing");
+    expect_told_of_06e(
+        addition_not_awaited::stage(),
+        "16-byte store in backward: .* while a wgmma, a store by TMA or a copy to another block has yet to read it: is a wait missing");
 }
 TEST(WrongKernels, DsNotAwaited) {
     expect_told_of_06e(ds_not_awaited::stage(),
@@ -802,8 +817,8 @@ TEST(WrongKernels, QueriesReleasedTooEarly) {
     Problem p = ten_turns();
     p.kv_seq = 130;
     p.head_dim = 128;  // at 64 the loader looks at dS as well
-    expect_told_of_06e(queries_released_too_early::stage(), "TMA load in backward: .* while a wgmma or a store by TMA has yet to read it",
-                       p);
+    expect_told_of_06e(queries_released_too_early::stage(),
+                       "TMA load in backward: .* while a wgmma, a store by TMA or a copy to another block has yet to read it", p);
 }
 TEST(WrongKernels, StatisticsNotAnnounced) {
     expect_told_of_06e(statistics_not_announced::stage(),
@@ -832,7 +847,8 @@ void expect_told_of_06f(const Stage& stage, const std::string& pattern) {
 }
 
 TEST(WrongKernels, PeerDsNotAwaited) {
-    expect_told_of_06f(peer_ds_not_awaited::stage(), "cp.async.bulk in exchange: .* while a wgmma or a store by TMA has yet to read it");
+    expect_told_of_06f(peer_ds_not_awaited::stage(),
+                       "cp.async.bulk in exchange: .* while a wgmma, a store by TMA or a copy to another block has yet to read it");
 }
 TEST(WrongKernels, PeerDsOverwritten) {
     expect_told_of_06f(peer_ds_overwritten::stage(),

@@ -436,7 +436,8 @@ void Block::report_in_flight(const char* operation, std::size_t offset, const ch
 
 void Block::report_async_readers(const char* operation, std::size_t offset) const {
     throw Error(std::string(operation) + " in " + launch_->kernel + ": " + block().whereabouts() + " writes shared memory(" +
-                std::to_string(offset) + ") while a wgmma or a store by TMA has yet to read it: is a wait missing?");
+                std::to_string(offset) +
+                ") while a wgmma, a store by TMA or a copy to another block has yet to read it: is a wait missing?");
 }
 
 template <class F>
