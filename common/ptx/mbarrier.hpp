@@ -75,7 +75,8 @@ SIMT_DEVICE void mbarrier_arrive_expect_tx(Mbarrier& barrier, unsigned bytes) {
 /// One arrival at the same barrier of another block of the cluster.
 ///
 /// Without .release.cluster, which would order all of the thread's accesses and costs a fence of its memory: what the arrival hands
-/// over must be reads of shared memory that a wait has completed, or loads whose results are there: keep_in_place() of them comes before.
+/// over must be reads of shared memory that a wait has completed, or loads whose results something before it depends on. keep_in_place() of
+/// them holds the compiler, but not ptxas, which may issue the arrival while the last load is under way.
 SIMT_DEVICE void mbarrier_arrive_remote(Mbarrier& barrier, unsigned rank) {
 #if SIMT_EMULATED
     auto& block = simt::cpu::block();
