@@ -94,6 +94,17 @@ protected:
     }
 };
 
+/// Calls f with each schedule in the options of the test in turn; on a GPU, which has none, once.
+template <class Test, class F>
+void under_every_schedule(Test& test, F&& f) {
+    for (const simt::Schedule schedule : {simt::Schedule::round_robin, simt::Schedule::lowest_first, simt::Schedule::highest_first}) {
+        test.options.schedule = schedule;
+        SCOPED_TRACE(simt::name(schedule));
+        f();
+        if (!emulating) return;
+    }
+}
+
 /// Expects memory and, in emulation, traffic to be what the closed forms say.
 inline void expect_predicted(const Report& report) {
     EXPECT_EQ(report.extra_memory, report.predicted_extra_memory);

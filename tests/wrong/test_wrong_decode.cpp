@@ -35,8 +35,7 @@ void expect_told(const Stage& stage, int kv_seq, const std::string& pattern, int
     Device device = Device::current();
     device.sms = sms;
     TestCase test(p, 1, Distribution::normal, device);
-    for (const simt::Schedule schedule : {simt::Schedule::round_robin, simt::Schedule::lowest_first, simt::Schedule::highest_first}) {
-        test.options.schedule = schedule;
+    under_every_schedule(test, [&] {
         std::string text;
         try {
             const Run run = run_variant(stage, stage.variants.back(), test.setup);
@@ -44,8 +43,8 @@ void expect_told(const Stage& stage, int kv_seq, const std::string& pattern, int
         } catch (const std::exception& error) {
             text = error.what();
         }
-        EXPECT_TRUE(std::regex_search(text, std::regex(pattern, std::regex::icase))) << name(schedule) << ": " << text;
-    }
+        EXPECT_TRUE(std::regex_search(text, std::regex(pattern, std::regex::icase))) << text;
+    });
 }
 
 TEST(WrongDecode, PartsNotRescaled) { expect_told(parts_not_rescaled::stage(), 600, "O: .* are off"); }

@@ -270,11 +270,7 @@ Problem half(bool causal = false) {
 /// Expects the mistake to be told in the same words under every schedule.
 void expect_told_always(const Stage& stage, const Problem& problem, const std::string& pattern) {
     TestCase test(problem);
-    for (const simt::Schedule schedule : {simt::Schedule::round_robin, simt::Schedule::lowest_first, simt::Schedule::highest_first}) {
-        test.options.schedule = schedule;
-        SCOPED_TRACE(name(schedule));
-        expect_told(stage, test, pattern);
-    }
+    under_every_schedule(test, [&] { expect_told(stage, test, pattern); });
 }
 
 TEST(WrongKernels, WaitMissing) {
@@ -401,13 +397,11 @@ TEST(WrongKernels, FirstBlockOfQueriesSkipped) {
 }
 TEST(WrongKernels, BarriersOfTheBackwardPass) {
     BackwardTestCase test(small());
-    for (const simt::Schedule schedule : {simt::Schedule::round_robin, simt::Schedule::lowest_first, simt::Schedule::highest_first}) {
-        test.options.schedule = schedule;
-        SCOPED_TRACE(name(schedule));
+    under_every_schedule(test, [&] {
         for (const std::string& text :
              {told(no_barrier_before_ds::stage(), "05b", test), told(no_barrier_before_next_queries::stage(), "05b", test)})
             EXPECT_TRUE(std::regex_search(text, std::regex("race in recompute: .*__syncthreads"))) << text;
-    }
+    });
 }
 
 // ---- 05c: the stages below were made with their tensor-core kernel in float16 only, so O and LSE come from the reference ----
@@ -418,12 +412,10 @@ void expect_told_with_given_forward(const Stage& stage, const std::string& id, c
     const ReferenceRows& want = test.setup.want;
     test.backward.forward =
         Previous{"float64", {{want.o.begin(), want.o.end()}, {want.lse.begin(), want.lse.end()}, {}, {}}, std::nullopt, ""};
-    for (const simt::Schedule schedule : {simt::Schedule::round_robin, simt::Schedule::lowest_first, simt::Schedule::highest_first}) {
-        test.options.schedule = schedule;
-        SCOPED_TRACE(name(schedule));
+    under_every_schedule(test, [&] {
         const std::string text = told(stage, id, test);
         EXPECT_TRUE(std::regex_search(text, std::regex(pattern, std::regex::icase))) << text;
-    }
+    });
 }
 void expect_told_of_05c(const Stage& stage, const Problem& problem, const std::string& pattern) {
     expect_told_with_given_forward(stage, "05c", problem, pattern);
@@ -470,12 +462,10 @@ void expect_told_of(const std::string& id, const Stage& stage, const std::string
     TestCase test(four_tiles());
     for (const Variant& variant : stage.variants) {
         if (variant.id != id) continue;
-        for (const simt::Schedule schedule : {simt::Schedule::round_robin, simt::Schedule::lowest_first, simt::Schedule::highest_first}) {
-            test.options.schedule = schedule;
-            SCOPED_TRACE(name(schedule));
+        under_every_schedule(test, [&] {
             const std::string text = told(variant, stage, test);
             EXPECT_TRUE(std::regex_search(text, std::regex(pattern, std::regex::icase))) << text;
-        }
+        });
         return;
     }
     ADD_FAILURE() << "there is no variant " << id;
@@ -573,10 +563,16 @@ TEST(WrongKernels, ScoresAwaitedTooWeakly) {
 TEST(WrongKernels, OutputNotRescaled) { expect_told_of("06b", output_not_rescaled::stage(), "rescales l but not o"); }
 TEST(WrongKernels, RescaledUnderTheProduct) { expect_told_of("06b", rescaled_under_the_product::stage(), "rescales l but not o"); }
 
-/// Blocks of 64 keys of which each has scores 2^4 times those of the next, and values of another size; one SM, so that a thread block
-/// has tile after tile.
+/// Few, so that a thread block, or a cluster, has tile after tile.
+Device with_sms(int sms) {
+    Device device = Device::current();
+    device.sms = sms;
+    return device;
+}
+
+/// Blocks of 64 keys of which each has scores 2^4 times those of the next, and values of another size; one SM.
 struct UnlikeBlocks : TestCase {
-    UnlikeBlocks() : TestCase(problem(), 1, Distribution::normal, one_sm()) {
+    UnlikeBlocks() : TestCase(problem(), 1, Distribution::normal, with_sms(1)) {
         Inputs& in = setup.inputs;
         for (float& x : in.q_host) x = 1.0f + 0.1f * x;
         for (std::size_t e = 0; e < in.k_host.size(); ++e) {
@@ -590,11 +586,6 @@ struct UnlikeBlocks : TestCase {
 private:
     static Problem problem() {
         return {.batch = 1, .heads = 2, .kv_heads = 1, .seq = 70, .kv_seq = 330, .head_dim = 64, .dtype = DType::f16};
-    }
-    static Device one_sm() {
-        Device device = Device::current();
-        device.sms = 1;
-        return device;
     }
 };
 
@@ -624,13 +615,10 @@ void expect_told_of(const Variant& variant, const TestCase& test, const std::str
     EXPECT_TRUE(std::regex_search(text, std::regex(pattern))) << text;
 }
 /// Under every schedule.
+template <class Test = UnlikeBlocks>
 void expect_race_told_of(const Variant& variant, const std::string& pattern) {
-    UnlikeBlocks test;
-    for (const simt::Schedule schedule : {simt::Schedule::round_robin, simt::Schedule::lowest_first, simt::Schedule::highest_first}) {
-        test.options.schedule = schedule;
-        SCOPED_TRACE(name(schedule));
-        expect_told_of(variant, test, pattern);
-    }
+    Test test;
+    under_every_schedule(test, [&] { expect_told_of(variant, test, pattern); });
 }
 
 constexpr const char* kTooFarOff = "^O: .*(is|are) off by more than the allowed";
@@ -678,35 +666,22 @@ TEST(WrongKernels, QueriesNotAwaited) {
 struct Clusters : TestCase {
     Clusters()
         : TestCase({.batch = 1, .heads = 1, .kv_heads = 1, .seq = 1100, .kv_seq = 70, .head_dim = 256, .dtype = DType::f16}, 1,
-                   Distribution::normal, two_sms()) {}
-
-private:
-    static Device two_sms() {
-        Device device = Device::current();
-        device.sms = 2;
-        return device;
-    }
+                   Distribution::normal, with_sms(2)) {}
 };
-void expect_told_of_clusters(const Variant& variant, const std::string& pattern) {
-    Clusters test;
-    for (const simt::Schedule schedule : {simt::Schedule::round_robin, simt::Schedule::lowest_first, simt::Schedule::highest_first}) {
-        test.options.schedule = schedule;
-        SCOPED_TRACE(name(schedule));
-        expect_told_of(variant, test, pattern);
-    }
-}
 TEST(WrongKernels, ClaimToldTooEarly) {
-    expect_told_of_clusters(claim_told_too_early::vote_first_variant(),
-                            "barrier claimed_empty completes phase 1 and nobody has waited for the phase before it");
+    expect_race_told_of<Clusters>(claim_told_too_early::vote_first_variant(),
+                                  "barrier claimed_empty completes phase 1 and nobody has waited for the phase before it");
 }
 TEST(WrongKernels, ClaimNotAwaited) {
-    expect_told_of_clusters(claim_not_awaited::vote_first_variant(),
-                            "16-byte load in vote_first: .* still under way: is an mbarrier_wait\\(\\) missing");
+    expect_race_told_of<Clusters>(claim_not_awaited::vote_first_variant(),
+                                  "16-byte load in vote_first: .* still under way: is an mbarrier_wait\\(\\) missing");
 }
 TEST(WrongKernels, QuerySlotOfTheRound) {
-    expect_told_of_clusters(query_slot_of_the_round::vote_first_variant(), "out of bounds: LSE|TMA: coordinate 1 = -");
+    expect_race_told_of<Clusters>(query_slot_of_the_round::vote_first_variant(), "out of bounds: LSE|TMA: coordinate 1 = -");
 }
-TEST(WrongKernels, ClaimsOfEachBlock) { expect_told_of_clusters(claims_of_each_block::vote_first_variant(), "O was never written: rows"); }
+TEST(WrongKernels, ClaimsOfEachBlock) {
+    expect_race_told_of<Clusters>(claims_of_each_block::vote_first_variant(), "O was never written: rows");
+}
 TEST(WrongKernels, Fp8NotScaled) {
     UnlikeBlocks test;
     for (float& x : test.setup.inputs.v_host) x *= 8.0f;
@@ -765,13 +740,11 @@ TEST(WrongKernels, Fp8OutputStillLeaving) {
 // The mistakes that only a race check or an unlucky schedule can show are shown under every schedule.
 TEST(WrongKernels, MissingBarriersShowUnderEverySchedule) {
     SeveralPasses test;
-    for (const simt::Schedule schedule : {simt::Schedule::round_robin, simt::Schedule::lowest_first, simt::Schedule::highest_first}) {
-        test.options.schedule = schedule;
-        SCOPED_TRACE(name(schedule));
+    under_every_schedule(test, [&] {
         EXPECT_NE(told(no_barrier_after_loading::stage(), test), "ok");
         EXPECT_NE(told(no_barrier_before_softmax::stage(), test), "ok");
         EXPECT_NE(told(no_barrier_before_reuse::stage(), test), "ok");
-    }
+    });
 }
 
 // ---- 06e ----
